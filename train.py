@@ -2,8 +2,8 @@
 
     python train.py --config=configs/demo.py --workdir=runs/demo --config.model.num_layers=3
 
-After an interruption, run the same command again. Training resumes where it stopped, and on the same machine it ends
-with the same parameters, bit for bit, as without the interruption.
+After an interruption, run the same command again. Training resumes where it stopped. On the same machine, the final
+parameters are the same, bit for bit, as without the interruption.
 
 Exit status: 0 if training is finished. 2 after an error, which the last lines on stderr explain. 75 (EX_TEMPFAIL) if
 training has saved and stopped because of SIGTERM or SIGINT. In this case, run the same command again. 130 or 143 if a

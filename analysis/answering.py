@@ -38,7 +38,7 @@ from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
-NOT_PRINTED = ('classes', 'confusion_matrix')  # only in the file, because they may have thousands of lines
+NOT_PRINTED = ('classes', 'confusion_matrix', 'by_step')  # only in the file, because they may have thousands of lines
 BETWEEN = '-' * 15  # the line between two continuations
 
 log = logging.getLogger('allyouneed.decode')
@@ -193,7 +193,7 @@ def predicted_json(request: Request, model: Predictor, prediction: Prediction) -
 
 
 def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
-    """Scores splits, and prints the scores; the scores of several splits are grouped by split."""
+    """Scores splits, and prints the scores. If there are several splits, the scores are grouped by split."""
     data: Any = run.data()  # its class depends on the task
     for changed in changed_data(run.workdir, data, splits):  # raises an error if files of a split are missing
         log.warning('the data differs from the data on which the run was trained: %s', changed)

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from analysis.passes import Text, as_output, text_of
+from analysis.passes import Text, as_output, at_targets, compiled, teacher_forced, text_of
 from inference.edits import nearest
+from inference.inspection import list_places
 from inference.run import Run
 from input_pipeline.tokenizer import PAD
-from model.places import observing
 from runtime.errors import UserError
 
 STEPS = 200  # number of gradients of integrated gradients
-SCALES = 1001  # number of outputs from which the steps are chosen
+SCALES = 1024  # number of outputs from which the steps are chosen
 FLOW_UNIT = 2 ** 24  # capacities are integers, multiples of 1 / FLOW_UNIT
 BATCH = 64  # rows of a pass
 
@@ -83,15 +83,15 @@ def attribute(run: Run, given: Any, method: str = 'integrated', instead: str = '
         raise UserError(f'there is no method {method!r}. {nearest(method, list(METHODS))}')
     output = as_output(run, given)
     text = text_of(run, output)
-    if method in ATTENTION_METHODS:
-        if instead:
-            others = [name for name in METHODS if name not in ATTENTION_METHODS]
-            raise UserError(f'instead={instead!r}: method={method!r} uses only attention weights, which do not depend '
-                            f'on the predicted token. Use {", ".join(others)}')
-        found = {'values': METHODS[method](Weights(run, output, text)).T[:, text.first:]}
+    if method not in ATTENTION_METHODS:
+        fields = METHODS[method](text, Measure(text, instead))
+    elif instead:
+        usable = [name for name in METHODS if name not in ATTENTION_METHODS]
+        raise UserError(f'instead={instead!r}: method={method!r} uses only attention weights, which do not depend on '
+                        f'the predicted token. Use {", ".join(usable)}')
     else:
-        found = METHODS[method](text, Measure(text, instead))
-    return Attribution(method, text.source, text.prefix, text.target, **found)
+        fields = {'values': METHODS[method](Weights(run, output, text)).T[:, text.first:]}
+    return Attribution(method, text.source, text.prefix, text.target, **fields)
 
 
 def agreement(attributions: Sequence[Attribution]) -> Float[np.ndarray, 'method method']:
@@ -103,19 +103,21 @@ def agreement(attributions: Sequence[Attribution]) -> Float[np.ndarray, 'method 
       UserError: if the attributions belong to different texts.
     """
     from scipy.stats import kendalltau  # imported here, because the import is slow
+    if not attributions:
+        raise UserError('attributions=[]: there is nothing to compare. Use at least one attribution')
     first = attributions[0]
-    if any((each.source, each.prefix, each.target) != (first.source, first.prefix, first.target)
-           for each in attributions):
+    if any((result.source, result.prefix, result.target) != (first.source, first.prefix, first.target)
+           for result in attributions):
         raise UserError('the attributions belong to different texts. Compare methods on the same output')
     columns = range(len(first.target))
     read = [len(first.source) + len(first.prefix) - len(first.target) + 1 + column for column in columns]
 
-    def tau(one, other):
-        results: list[Any] = [kendalltau(*(np.abs(each.values[:read[column], column]) for each in (one, other)))
-                              for column in columns]
-        return np.nanmean([result.statistic for result in results])
+    def tau(left, right):
+        statistics: list[Any] = [kendalltau(*(np.abs(result.values[:read[column], column]) for result in (left, right)))
+                                 for column in columns]
+        return np.nanmean([statistic.statistic for statistic in statistics])
 
-    return np.array([[tau(one, other) for other in attributions] for one in attributions])
+    return np.array([[tau(left, right) for right in attributions] for left in attributions])
 
 
 class Measure:
@@ -124,71 +126,78 @@ class Measure:
     Attributes:
       text: the text.
       names: {place of the embedded tokens: argument of the module}.
+      rows: the number of rows of `inputs`, a power of 2. Row t has the gradient of target token t.
+      inputs: the arguments of the module.
+      targets: the tokens that the outputs of the module predict.
+      alternative: the token whose log-probability is subtracted, or -1.
+
+    Raises:
+      UserError: if the model has no embeddings of its own, like an ensemble.
     """
 
     def __init__(self, text: Text, instead: str):
-        self.text, self._other = text, None
+        self.text = text
         self.names = {'source_embedding': 'source', 'target_embedding': 'target'} if text.source else {
             'embedding': 'tokens'}
-        if instead:
-            self._other = text.model.tokenizers['target'].encode(instead)[0]
+        if not {*self.names} <= {*list_places(text.model)}:
+            raise UserError(f'{text.model.name}: this method needs one model with embeddings. Use one run')
+        self.rows = 1 << (len(text.target) - 1).bit_length()
+        self.inputs, self.targets, _ = text.arrays(self.rows)
+        self.alternative = text.model.tokenizers['target'].encode(instead)[0] if instead else -1
 
-    def __call__(self, params: Any, inputs: dict[str, Array], edit: Any = None) -> Float[Array, 'rows target']:
-        """Returns the log-probability of each target token, minus that of the alternative token."""
-        logits, _ = observing(self.text.model._apply, edit or (lambda name: None), lambda name: False)(params, **inputs)
-        log_probs = jax.nn.log_softmax(logits)[:, self.text.first:len(self.text.written)]
-        written = jnp.asarray(self.text.written[self.text.first:])[None, :, None]
-        found = jnp.take_along_axis(log_probs, written, axis=-1)[..., 0]
-        return found if self._other is None else found - log_probs[..., self._other]
+    def outputs(self, inputs: dict[str, Array], scales: Sequence[float] | Float[np.ndarray, ' rows']
+                ) -> Float[np.ndarray, 'rows target']:
+        """Returns the explained numbers. In each row, the embeddings are multiplied by the scale of the row."""
+        explained = compiled(_explained, self.text.model.module, tuple(self.names))
+        rows = len(next(iter(inputs.values())))
+        targets, scales = jnp.repeat(self.targets[:1], rows, axis=0), jnp.asarray(scales, jnp.float32)
+        values = explained(self.text.model.params, inputs, targets, self.alternative, scales)
+        return np.asarray(values)[:, self.text.first:len(self.text.written)]
 
-    def embedded(self, params: Any, inputs: dict[str, Array]) -> dict[str, Float[Array, 'rows position width']]:
-        """Returns the embedded tokens at each place.
-
-        Raises:
-          UserError: if the model has no embeddings of its own, like an ensemble.
-        """
-        found = observing(self.text.model._apply, read=self.names.__contains__)(params, **inputs)[1]
-        if len(found) < len(self.names):
-            raise UserError(f'{self.text.model.name}: this method needs one model with embeddings. Use one run')
-        return found
-
-    def joined(self, parts: dict[str, Float[np.ndarray, 'target position']]) -> Matrix:
-        """Returns the contributions at the places as one matrix, without padding."""
-        return np.concatenate([np.asarray(parts[name]).T[:len(self.text.inputs[argument])]
+    def gradients(self, nodes: Sequence[float] | Float[np.ndarray, ' node'],
+                  weights: Sequence[float] | Float[np.ndarray, ' node']) -> Matrix:
+        """Returns sum_i w_i grad(a_i x) * x for the embeddings x, with the nodes a_i and their weights w_i."""
+        picked = np.zeros(self.targets.shape, np.float32)  # row t: the output that predicts target token t
+        count = np.arange(len(self.text.target))
+        picked[count, self.text.first + count] = 1
+        sums = compiled(_along_path, self.text.model.module, tuple(self.names))(
+            self.text.model.params, self.inputs, self.targets, self.alternative, picked,
+            *(jnp.asarray(values, jnp.float32) for values in (nodes, weights)))
+        return np.concatenate([np.asarray(sums[name])[:len(count), :len(self.text.inputs[argument])].T
                                for name, argument in self.names.items()])
 
 
-def _along_path(text: Text, measure: Measure, nodes: Any, node_weights: Any) -> dict[str, Any]:
-    """Returns sum_i w_i grad(a_i x) * x for the embeddings x, with the nodes a_i and their weights w_i."""
-    count, params = len(text.target), text.model.params
-    inputs = text.arrays(count)[0]  # row t has the gradient of target token t
+def _explained(module, names, params, inputs, targets, alternative, scales, shifts=None):
+    """Returns the log-probability of each target token, minus that of the alternative. `shifts` are added to places."""
+    def edit_of(name):
+        def edited(value, at):
+            return scales[:, None, None] * value + (0 if shifts is None else shifts[name])
+        return edited if name in names else None
 
-    def gradient(shifts, params, scale):
-        def edit(name):
-            return (lambda value, at: scale * value + shifts[name]) if name in shifts else None
-        return jnp.trace(measure(params, inputs, edit))
+    log_probs, _ = teacher_forced(module, params, inputs, edit_of)
+    return at_targets(log_probs, targets) - jnp.where(alternative < 0, 0, log_probs[..., alternative])
 
-    @jax.jit
-    def total(params):
-        values = measure.embedded(params, inputs)
-        zeros = jax.tree.map(jnp.zeros_like, values)
 
-        def add(sums, node):
-            grads = jax.grad(gradient)(zeros, params, node[0])
-            return jax.tree.map(lambda total, grad, x: total + node[1] * (grad * x).sum(axis=-1), sums, grads,
-                                values), None
+def _along_path(module, names, params, inputs, targets, alternative, picked, nodes, weights):
+    """Returns the sum over the nodes of weight * gradient * embedding at each place, [row, position]."""
+    _, values = teacher_forced(module, params, inputs, read=names.__contains__)
 
-        sums, _ = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape[:2]), values), (nodes, node_weights))
-        nothing = measure(params, inputs, lambda name: (lambda value, at: 0 * value) if name in values else None)
-        return sums, measure(params, inputs)[0], nothing[0]
+    def total(shifts, node):
+        scales = jnp.broadcast_to(node, len(targets))
+        return (picked * _explained(module, names, params, inputs, targets, alternative, scales, shifts)).sum()
 
-    sums, outputs, baseline = jax.tree.map(np.asarray, total(params))
-    return {'values': measure.joined(sums), 'outputs': outputs, 'baseline': baseline}
+    def add(sums, node_weight):
+        node, weight = node_weight
+        grads = jax.grad(total)(jax.tree.map(jnp.zeros_like, values), node)
+        return {name: sums[name] + weight * (grads[name] * values[name]).sum(axis=-1) for name in names}, None
+
+    return jax.lax.scan(add, {name: jnp.zeros(values[name].shape[:2]) for name in names}, (nodes, weights))[0]
 
 
 def gradient_times_input(text: Text, measure: Measure) -> dict[str, Any]:
     """Returns the gradient with respect to the embedding of each token, times the embedding."""
-    return _along_path(text, measure, np.ones(1, np.float32), np.ones(1, np.float32)) | {'baseline': None}
+    outputs = measure.outputs(measure.inputs, np.ones(measure.rows))[0]
+    return {'values': measure.gradients([1.0], [1.0]), 'outputs': outputs}
 
 
 def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
@@ -197,21 +206,16 @@ def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
     The contributions to a prediction add up to the difference of the outputs (Sundararajan et al. 2017,
     arXiv:1703.01365, equation 1 and proposition 1). The embeddings of source and prefix grow together.
     """
-    inputs, _, _ = text.arrays()
-
-    def output(scale):
-        return measure(text.model.params, inputs, lambda name: (
-            lambda value, at: scale * value) if name in measure.names else None)[0]
-
-    # The outputs of a trained model change in a few short intervals of the scale, often near 0, because layer norms
-    # enlarge small values. So the integral needs most of its nodes in these intervals. For two sentences of the demo
-    # run, the largest gap is 0.2, and the differences are 2 to 9. A Gauss-Legendre rule with 200 nodes has a gap of 1.
-    scales = np.linspace(0, 1, SCALES, dtype=np.float32) ** 3
-    change = np.abs(np.diff(np.asarray(jax.jit(lambda scales: jax.lax.map(output, scales, batch_size=BATCH))(scales)),
-                            axis=0)).sum(axis=1)
+    # NODES
+    scales = np.linspace(0, 1, SCALES) ** 3
+    inputs = {name: jnp.repeat(tokens[:1], BATCH, axis=0) for name, tokens in measure.inputs.items()}
+    outputs = np.concatenate([measure.outputs(inputs, scales[begin:begin + BATCH])
+                              for begin in range(0, SCALES, BATCH)])
+    change = np.abs(np.diff(outputs, axis=0)).sum(axis=1)
     share = np.cumsum([0, *(change + change.mean())])
     ends = np.interp(np.linspace(0, share[-1], STEPS + 1), share, scales)
-    return _along_path(text, measure, (ends[1:] + ends[:-1]).astype(np.float32) / 2, np.diff(ends).astype(np.float32))
+    return {'values': measure.gradients((ends[1:] + ends[:-1]) / 2, np.diff(ends)),
+            'outputs': outputs[-1], 'baseline': outputs[0]}
 
 
 def leave_one_out(text: Text, measure: Measure) -> dict[str, Any]:
@@ -219,16 +223,16 @@ def leave_one_out(text: Text, measure: Measure) -> dict[str, Any]:
 
     The positions of the remaining tokens are unchanged.
     """
-    passes, rows = jax.jit(measure.__call__), []
-    arrays, _, _ = text.arrays(BATCH)
-    places = [(name, place) for name in measure.names.values() for place in range(len(text.inputs[name]))]
-    for begin in range(0, len(places), BATCH):
-        part, inputs = places[begin:begin + BATCH], dict(arrays)
+    tokens = [(name, place) for name in measure.names.values() for place in range(len(text.inputs[name]))]
+    rows = []
+    for begin in range(0, len(tokens), BATCH - 1):  # the last row of a batch has the whole text
+        part = tokens[begin:begin + BATCH - 1]
+        inputs = {name: jnp.repeat(array[:1], BATCH, axis=0) for name, array in measure.inputs.items()}
         for row, (name, place) in enumerate(part):
             inputs[name] = inputs[name].at[row, place].set(PAD)
-        rows.append(np.asarray(passes(text.model.params, inputs))[:len(part)])
-    whole = np.asarray(passes(text.model.params, arrays))[0]
-    return {'values': whole - np.concatenate(rows), 'outputs': whole}
+        outputs = measure.outputs(inputs, np.ones(BATCH))
+        rows.append(outputs[-1] - outputs[:len(part)])
+    return {'values': np.concatenate(rows), 'outputs': outputs[-1]}
 
 
 class Weights:

@@ -86,7 +86,7 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
     are counted in the training data of the first run.
 
     Raises:
-      UserError: if a run has no translations of this split, or its sentences differ from those of the first run.
+      UserError: if a run has no translations of this split, or other sentences than the first run.
     """
     tables = {str(workdir): _translations(workdir, split) for workdir in workdirs}
     first = next(iter(tables.values()))

@@ -120,13 +120,13 @@ def explain_example(model: Predictor, prediction: Prediction, number: int = 1, t
     Raises:
       UserError: if the example is neither a series nor an image.
     """
-    example = prediction.example
+    example = model.seen(prediction)
     if example.ndim > 3:
-        raise UserError(f'--explain shows images and series, but an example has the shape {example.shape}. Remove '
-                        '--explain')
+        raise UserError(f'--explain supports only images [height, width, channels] and series [time, channels], but an '
+                        f'example has the shape {example.shape}. Remove --explain')
     (*rows, columns), _ = patch_grid(example.shape[:-1], model.module.patch)
     grid = math.prod(rows), columns
-    weights = model.attention(example)
+    weights = model.attention(prediction)
     patches = [f'row {1 + row}, column {1 + column}' if rows else f'window {1 + column}'
                for row in range(grid[0]) for column in range(columns)]
     what = 'patches' if rows else 'windows'
@@ -276,7 +276,7 @@ def _html(data: str) -> str:
 
 
 def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
-    """Returns a PNG file as bytes: an image with one pixel for each pixel, or a series drawn as lines."""
+    """Returns a PNG file as bytes: the pixels of an image without scaling, or a series drawn as lines."""
     import matplotlib.image
     from matplotlib.figure import Figure
     file = io.BytesIO()

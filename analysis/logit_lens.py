@@ -7,15 +7,13 @@ output projection to this stream (nostalgebraist 2020, "interpreting GPT: the lo
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from analysis.passes import text_of
+from analysis.passes import at_targets, compiled, teacher_forced, text_of
 from inference.edits import matching
 from inference.run import Run
-from model.places import observing
 from runtime.errors import UserError
 
 
@@ -65,22 +63,23 @@ def logit_lens(run: Run, given: Any) -> LogitLens:
         raise UserError(f'{run.workdir}: the logit lens needs a residual stream, which this model lacks. Use one run '
                         'with model.kind=transformer or language_model')
     places = [f'{stack}/input', *matching(f'{stack}/layers_*[0-9]', listed)]
+    inputs, targets, _ = text.arrays(len(places))
+    log_probs, best = (np.asarray(array)[:, text.first:len(text.written)] for array in compiled(
+        _predictions, text.model.module, tuple(places))(text.model.params, inputs, targets))
+    pieces = text.model.tokenizers['target'].pieces
+    return LogitLens(places, text.target, log_probs, [pieces(row) for row in best])
+
+
+def _predictions(module, places, params, inputs, targets):
+    """Returns the log-probability of each target token, and the most probable token, after each layer."""
     streams = {}
 
     def edit_of(name):
         def edited(value, at):
             streams[name] = value
             # The rows of the batch are equal before the last layer. After it, row i has the stream at place i.
-            return value if name != places[-1] else jnp.stack([streams[each][row] for row, each in enumerate(places)])
+            return value if name != places[-1] else jnp.stack([streams[layer][row] for row, layer in enumerate(places)])
         return edited if name in places else None
 
-    def predict(params, inputs, targets):
-        logits, _ = observing(text.model._apply, edit_of, lambda name: False)(params, **inputs)
-        log_probs = jax.nn.log_softmax(logits)
-        return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0], log_probs.argmax(axis=-1)
-
-    inputs, targets, _ = text.arrays(len(places))
-    log_probs, best = (np.asarray(each)[:, text.first:len(text.written)] for each in jax.jit(predict)(
-        text.model.params, inputs, targets))
-    pieces = text.model.tokenizers['target'].pieces
-    return LogitLens(places, text.target, log_probs, [pieces(row) for row in best])
+    log_probs, _ = teacher_forced(module, params, inputs, edit_of)
+    return at_targets(log_probs, targets), log_probs.argmax(axis=-1)

@@ -1,10 +1,13 @@
 """Forward passes over given texts (teacher forcing), for analyses that edit or differentiate the forward passes."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from inference.generate import Generator
@@ -12,7 +15,10 @@ from inference.run import Run
 from inference.text import Hypothesis, Output, TextModel
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS
+from model.places import Editor, observing
 from runtime.errors import UserError
+
+PROGRAMS = 32  # number of functions of `compiled` that are kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +66,60 @@ class Text:
         return float((self.model._log_probs(self.model.params, inputs, targets) * weights).sum())
 
 
+class Node(NamedTuple):
+    """A part of a model: a place, and the numbers of heads and tokens at this place, from 0. None selects all."""
+    place: str
+    heads: Sequence[int] | None = None
+    positions: Sequence[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Effects:
+    """The effects of changes of a model, each change alone, on the log-probability of a target.
+
+    Attributes:
+      nodes: the changed part of the model, for each row.
+      pieces: the piece of text of each column; [] if a row is one change, so that the arrays have no columns.
+      log_probs: the log-probability of the target after each change.
+      clean: the log-probability of the target for the clean sentence.
+      corrupt: the log-probability of the target for the corrupt sentence, without a change.
+    """
+    nodes: list[Node]
+    pieces: list[str]
+    log_probs: Float[np.ndarray, 'node *position']
+    clean: float
+    corrupt: float
+
+    @property
+    def effects(self) -> Float[np.ndarray, 'node *position']:
+        """The effect of each change: 0 is no effect, 1 restores the log-probability for the clean sentence."""
+        return (self.log_probs - self.corrupt) / (self.clean - self.corrupt)
+
+
+@functools.lru_cache(maxsize=PROGRAMS)
+def compiled(function: Callable[..., Any], module: Any, *static: Any) -> Callable[..., Any]:
+    """Returns jax.jit of `function` with the first arguments `module` and `static`, which must be hashable.
+
+    Calls with equal arguments return the same function. So a program is compiled once for each shape of its inputs.
+    """
+    return jax.jit(functools.partial(function, module, *static))
+
+
+def teacher_forced(module: Any, params: Any, inputs: Mapping[str, Array], edit: Editor | None = None,
+                   read: Callable[[str], bool] | None = None) -> tuple[Float[Array, 'rows length vocab'],
+                                                                       dict[str, Array]]:
+    """Returns the log-probabilities of all tokens, and the captured values, of a pass with a lens (model/places.py)."""
+    logits, values = observing(module.apply, edit or (lambda name: None), read or (lambda name: False))(
+        {'params': params}, **inputs)
+    return jax.nn.log_softmax(logits), values
+
+
+def at_targets(log_probs: Float[Array, 'rows length vocab'],
+               targets: Int[Array, 'rows length']) -> Float[Array, 'rows length']:
+    """Returns the log-probability of each target token."""
+    return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+
+
 def as_output(run: Run, given: Any) -> Output:
     """Returns a text as an output of the run.
 
@@ -86,16 +146,16 @@ def as_output(run: Run, given: Any) -> Output:
     tokenizer = model.tokenizers['target']
     before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
     # The last token of the prompt may continue in the text. Then this token belongs to the continuation.
-    known = next((number for number, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other),
-                 min(len(before), len(whole)))
-    if known + 1 >= model.context or known == len(whole):
+    shared = next((number for number, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other),
+                  min(len(before), len(whole)))
+    if shared + 1 >= model.context or shared == len(whole):
         raise UserError(f'{text[:40]!r} after {prompt[:40]!r}: there is no token to predict. The continuation must not '
                         f'be empty, and the prompt must have fewer than {model.context - 1} tokens')
-    return Output(prompt, [BOS, *whole[:known]], [Hypothesis(text, whole[known:], 0.0, 0.0, ended=False)])
+    return Output(prompt, [BOS, *whole[:shared]], [Hypothesis(text, whole[shared:], 0.0, 0.0, ended=False)])
 
 
 def text_of(run: Run, given: Any) -> Text:
-    """Returns a text as arguments of the model of the run; `as_output` explains `given`."""
+    """Returns a text as arguments of the model of the run. The argument `given` is explained in `as_output`."""
     output, model = as_output(run, given), run.model
     assert isinstance(model, TextModel), 'as_output has checked the model'
     inputs, written = model._read_and_written(output)

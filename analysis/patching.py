@@ -1,11 +1,10 @@
 """Activation patching: finds the places and tokens that cause the difference between two sentences.
 
-The model reads one sentence, and the value at one place and one position is replaced by the value for another sentence
-(Meng et al. 2022, arXiv:2202.05262, section 2). The other sentence is `clean`, which is the clean run of the paper.
+The model reads the sentence `corrupt`. The value at one place and one position is replaced by the value for the
+sentence `clean`. These are the corrupted run and the clean run of Meng et al. 2022 (arXiv:2202.05262, section 2).
 analysis/paths.py replaces a value only for some of the places that read the value.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,35 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from analysis.passes import Text, as_output, check_same_lengths, text_of
-from inference.edits import Edit, matching
+from analysis.passes import (
+    Effects,
+    Node,
+    Text,
+    as_output,
+    at_targets,
+    check_same_lengths,
+    compiled,
+    teacher_forced,
+    text_of,
+)
+from inference.edits import matching
 from inference.run import Run
 from inference.text import Output
-from model.places import EDITS, PAIRS, At, observing
+from model.places import PAIRS, At
 from runtime.errors import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class PatchingMap:
-    """The effect of each patch, as a map of places and token positions.
-
-    Attributes:
-      places: the place of each row.
-      pieces: the piece of text of each column, in the sentence that is patched.
-      log_probs: the log-probability of the target after each patch.
-      clean: the log-probability of the target for the clean sentence.
-      corrupt: the log-probability of the target for the sentence that is patched, without any patch.
-    """
-    places: list[str]
-    pieces: list[str]
-    log_probs: Float[np.ndarray, 'place position']
-    clean: float
-    corrupt: float
-
-    @property
-    def effects(self) -> Float[np.ndarray, 'place position']:
-        """The effect of each patch: 0 is no effect, 1 restores the log-probability for the clean sentence."""
-        return (self.log_probs - self.corrupt) / (self.clean - self.corrupt)
 
 
 class EstimateError(NamedTuple):
@@ -59,8 +45,10 @@ class EstimateError(NamedTuple):
 
 
 def patching_map(run: Run, clean: str, corrupt: str, target: str,
-                 places: str | Sequence[str] = 'encoder/layers_*[0-9]') -> PatchingMap:
-    """Returns the log-probabilities of `target` given `corrupt` when one value at a time is taken from `clean`.
+                 places: str | Sequence[str] = 'encoder/layers_*[0-9]') -> Effects:
+    """Returns the effects on `target` given `corrupt` when the value at one place and token is taken from `clean`.
+
+    One program computes a row of the map: row i of its batch has the clean value at position i.
 
     Args:
       run: a translator or a language model.
@@ -72,38 +60,47 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
     Raises:
       UserError: if there is no such place, or the sentences differ in their numbers of tokens.
     """
-    found = _Comparison(run, clean, corrupt, target, places)
-    rows = []
-    for name, (new, old) in found.values.items():
-        edited, row = run.edited([Edit('replace', name, old)]), []
-        text = dataclasses.replace(found.texts[1], model=edited.model)
-        for position in range(len(old)):
-            patched = old.copy()
-            patched[position] = new[position]
-            # New numbers need no new compilation.
-            edited.model.params = {**edited.model.params, EDITS: [
-                {**numbers, name: patched} if name in numbers else numbers for numbers in edited.model.params[EDITS]]}
-            row.append(text.log_prob())
-        rows.append(row)
-    return found.map(rows)
+    comparison = _Comparison(run, clean, corrupt, target, places)
+    text, names, count = comparison.texts[1], list(comparison.values), len(comparison.pieces)
+    rows = max(map(len, text.inputs.values()))  # the same number for maps of encoder and decoder
+    inputs, targets, weights = text.arrays(rows)
+    new = {name: np.pad(value, [(0, rows - len(value)), *[(0, 0)] * (value.ndim - 1)])
+           for name, (value, _) in comparison.values.items()}
+    patched = compiled(_patched, text.model.module, tuple(names))
+    return comparison.effects([np.asarray(patched(text.model.params, inputs, targets, weights, new, number))[:count]
+                               for number in range(len(names))])
+
+
+def _patched(module, names, params, inputs, targets, weights, new, number):
+    """Returns the log-probability of the target when row i has the value `new` at position i of place `number`."""
+    def edit_of(name):
+        def edited(value, at):
+            rows = jnp.arange(len(value))
+            here = (at.positions == rows[:, None]) & (number == names.index(name))
+            clean = new[name][jnp.minimum(at.positions[0], len(rows) - 1)]
+            return jnp.where(here.reshape(*here.shape, *[1] * (value.ndim - 2)), clean, value)
+        return edited if name in names else None
+    log_probs, _ = teacher_forced(module, params, inputs, edit_of)
+    return (at_targets(log_probs, targets) * weights).sum(axis=1)
 
 
 def attribution_map(run: Run, clean: str, corrupt: str, target: str,
-                    places: str | Sequence[str] = 'encoder/layers_*[0-9]') -> PatchingMap:
+                    places: str | Sequence[str] = 'encoder/layers_*[0-9]') -> Effects:
     """Estimates `patching_map` in two passes: a pass over `clean`, and a pass over `corrupt` with its gradient.
 
     The estimate of a patch is the linear effect of the change, the sum of gradient * (clean value - corrupt value)
     (Nanda 2023, "Attribution patching"; Syed et al. 2023, arXiv:2310.10348). It is exact if the log-probability is
     linear in the value. `estimate_error` returns its error. `patching_map` explains the arguments.
     """
-    found = _Comparison(run, clean, corrupt, target, places)
-    gradients = place_gradients(found.texts[1], list(found.values))
-    return found.map([found.log_probs[1] + (gradients[name][:len(old)] * (new - old)).reshape(len(old), -1).sum(axis=-1)
-                      for name, (new, old) in found.values.items()])
+    comparison = _Comparison(run, clean, corrupt, target, places)
+    gradients = place_gradients(comparison.texts[1], list(comparison.values))
+    return comparison.effects([
+        comparison.log_probs[1] + (gradients[name][:len(old)] * (new - old)).reshape(len(old), -1).sum(axis=-1)
+        for name, (new, old) in comparison.values.items()])
 
 
-def estimate_error(estimated: PatchingMap, measured: PatchingMap) -> EstimateError:
-    """Returns the error of `attribution_map` when `measured` is the result of `patching_map`."""
+def estimate_error(estimated: Effects, measured: Effects) -> EstimateError:
+    """Returns the error of `estimated`, a result of `attribution_map`. `measured` is the result of `patching_map`."""
     if estimated.log_probs.shape != measured.log_probs.shape:
         raise UserError(f'the maps have {estimated.log_probs.shape} and {measured.log_probs.shape} patches. Use the '
                         'same sentences and places for both maps')
@@ -114,19 +111,19 @@ def estimate_error(estimated: PatchingMap, measured: PatchingMap) -> EstimateErr
 
 def place_gradients(text: Text, names: Sequence[str]) -> dict[str, Float[np.ndarray, '...']]:
     """Returns the gradient of the log-probability of the target with respect to the value at each place."""
-    inputs, targets, weights = text.arrays()
-    params, read = text.model.params, {*names}.__contains__
-
-    def log_prob(shifts, params):
-        def edit(name):
-            return shifted(shifts[name]) if name in shifts else None
-        log_probs, values = observing(text.model._teacher_forced, edit, read)(params, inputs, targets)
-        return (log_probs * weights).sum(), values
-
-    shapes = jax.eval_shape(lambda params: log_prob({}, params)[1], params)
-    zeros = {name: jnp.zeros(shape.shape[1:]) for name, shape in shapes.items()}
-    gradients, _ = jax.jit(jax.grad(log_prob, has_aux=True))(zeros, params)
+    gradients = compiled(_gradients, text.model.module, tuple(names))(text.model.params, *text.arrays())
     return {name: np.asarray(gradient) for name, gradient in gradients.items()}
+
+
+def _gradients(module, names, params, inputs, targets, weights):
+    def log_prob(shifts):
+        def edit_of(name):
+            return shifted(shifts[name]) if name in shifts else None
+        log_probs, values = teacher_forced(module, params, inputs, edit_of, names.__contains__)
+        return (at_targets(log_probs, targets) * weights).sum(), values
+
+    shapes = jax.eval_shape(lambda: log_prob({})[1])
+    return jax.grad(log_prob, has_aux=True)({name: jnp.zeros(shape.shape[1:]) for name, shape in shapes.items()})[0]
 
 
 def shifted(shift: Float[Array, '...']):
@@ -167,6 +164,6 @@ class _Comparison:
         self.pieces = labels[0]
         self.log_probs = [text.log_prob() for text in self.texts]
 
-    def map(self, rows: Sequence[Sequence[float] | Float[np.ndarray, ' position']]) -> PatchingMap:
-        """Returns a PatchingMap with the log-probabilities in `rows`, one row for each place."""
-        return PatchingMap(list(self.values), self.pieces, np.array(rows), *self.log_probs)
+    def effects(self, rows: Sequence[Sequence[float] | Float[np.ndarray, ' position']]) -> Effects:
+        """Returns the effects of patches with the log-probabilities in `rows`, one row for each place."""
+        return Effects([Node(name) for name in self.values], self.pieces, np.array(rows), *self.log_probs)

@@ -11,50 +11,26 @@ arXiv:2304.05969). Four kinds of rows of one batch are four versions of the forw
 In a mixed row, the change at the sender reaches a receiver only by paths without a held place.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
-from analysis.passes import check_same_lengths, text_of
+from analysis.passes import (
+    Effects,
+    Node,
+    at_targets,
+    check_same_lengths,
+    compiled,
+    teacher_forced,
+    text_of,
+)
 from inference.edits import Sizes, check_selection, matching, selected
 from inference.run import Run
-from model.places import observing
 from runtime.errors import UserError
 
 HELD = '*/heads', '*/feed_forward/hidden'  # default: only the residual stream carries the change
-
-
-class Node(NamedTuple):
-    """A part of a model: a place, and the numbers of heads and tokens at this place, from 0. None selects all."""
-    place: str
-    heads: Sequence[int] | None = None
-    positions: Sequence[int] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class PathEffects:
-    """The effect of each sender on the target, by the paths to the receivers.
-
-    Attributes:
-      senders: the senders.
-      log_probs: the log-probability of the target when the change at one sender reaches the receivers.
-      clean: the log-probability of the target for the clean sentence.
-      corrupt: the log-probability of the target for the corrupt sentence.
-    """
-    senders: list[Node]
-    log_probs: Float[np.ndarray, ' sender']
-    clean: float
-    corrupt: float
-
-    @property
-    def effects(self) -> Float[np.ndarray, ' sender']:
-        """The effect of each sender: 0 is no effect, 1 restores the log-probability for the clean sentence."""
-        return (self.log_probs - self.corrupt) / (self.clean - self.corrupt)
 
 
 Nodes = str | Node | Sequence[str | Node]
@@ -67,7 +43,7 @@ def heads_at(run: Run, pattern: str) -> list[Node]:
 
 
 def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Nodes, receivers: Nodes,
-                  held: str | Sequence[str] = HELD) -> PathEffects:
+                  held: str | Sequence[str] = HELD) -> Effects:
     """Returns the effect of each sender on `target` by the paths to the receivers.
 
     Args:
@@ -87,14 +63,25 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
     listed = run.places()
     sending, receiving = _nodes(senders, listed, 'senders'), _nodes(receivers, listed, 'receivers')
     holding = {name for pattern in ([held] if isinstance(held, str) else held) for name in _held(pattern, listed, held)}
-    texts = [text_of(run, (sentence, target)) for sentence in (clean, corrupt)]
-    check_same_lengths(texts[0], texts[1], (clean, corrupt))
-    model, count = texts[0].model, len(sending)
+    clean_text, text = (text_of(run, (sentence, target)) for sentence in (clean, corrupt))
+    check_same_lengths(clean_text, text, (clean, corrupt))
+    inputs, targets, weights = text.arrays(2 + 2 * len(sending))
+    first, _, _ = clean_text.arrays()
+    inputs = {name: tokens.at[0].set(first[name][0]) for name, tokens in inputs.items()}
+    patched = compiled(_patched, text.model.module, *(tuple(map(_hashable, nodes)) for nodes in (sending, receiving)),
+                       frozenset(holding))
+    log_probs = np.asarray(patched(text.model.params, inputs, targets, weights))
+    return Effects(sending, [], log_probs[2 + len(sending):], float(log_probs[0]), float(log_probs[1]))
+
+
+def _patched(module, sending, receiving, holding, params, inputs, targets, weights):
+    """Returns the log-probability of the target in each row: clean, corrupt, mixed rows, patched rows."""
+    count = len(sending)
 
     def edit_of(name):
-        here = [(row, node) for row, node in enumerate(sending) if node.place == name]
-        masks = [node for node in receiving if node.place == name]
-        if not here and not masks and name not in holding:
+        senders = [(row, node) for row, node in enumerate(sending) if node.place == name]
+        receivers = [node for node in receiving if node.place == name]
+        if not senders and not receivers and name not in holding:
             return None
         held_rows = np.array([name in holding and _module(node.place) != _module(name) for node in sending])
 
@@ -102,32 +89,32 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
             clean, corrupt, mixed, patched = jnp.split(value, [1, 2, 2 + count])
             rows = jnp.asarray(held_rows).reshape(-1, *[1] * (value.ndim - 1))
             kept = jnp.where(rows, corrupt, mixed)
-            for row, node in here:
+            for row, node in senders:
                 chosen = selected(node.heads, node.positions, value, at)
-                mixed, kept = (each.at[row].set(jnp.where(chosen, clean, each[row:row + 1])[0])
-                               for each in (mixed, kept))
-            for node in masks:
+                mixed, kept = (values.at[row].set(jnp.where(chosen, clean, values[row:row + 1])[0])
+                               for values in (mixed, kept))
+            for node in receivers:
                 patched = jnp.where(selected(node.heads, node.positions, value, at), mixed, patched)
             return jnp.concatenate([clean, corrupt, kept, patched])
         return edited
 
-    rows = 2 + 2 * count
-    (first, _, _), (others, targets, weights) = texts[0].arrays(rows), texts[1].arrays(rows)
-    inputs = {name: others[name].at[0].set(first[name][0]) for name in others}
-    passes = jax.jit(lambda *args: observing(model._teacher_forced, edit_of)(*args)[0])
-    totals = np.asarray((passes(model.params, inputs, targets) * weights).sum(axis=1))
-    return PathEffects(sending, totals[2 + count:], float(totals[0]), float(totals[1]))
+    log_probs, _ = teacher_forced(module, params, inputs, edit_of)
+    return (at_targets(log_probs, targets) * weights).sum(axis=1)
 
 
-def _nodes(given: Nodes, listed: dict[str, Sizes], argument: str) -> list[Node]:
-    """Returns the nodes that `given` describes: one for each place that matches a name or a pattern.
+def _hashable(node: Node) -> Node:
+    return Node(node.place, *(numbers if numbers is None else tuple(map(int, numbers)) for numbers in node[1:]))
+
+
+def _nodes(described: Nodes, listed: dict[str, Sizes], argument: str) -> list[Node]:
+    """Returns a node for each place that matches a name or a pattern in `described`.
 
     Raises:
       UserError: if there is no such place, head or position.
     """
     nodes: list[Node] = []
-    for each in [given] if isinstance(given, str | Node) else given:
-        node: Any = Node(each) if isinstance(each, str) else Node(*each)
+    for part in [described] if isinstance(described, str | Node) else described:
+        node: Any = Node(part) if isinstance(part, str) else Node(*part)
         for name in matching(node.place, listed):
             check_selection(f'{argument}: {name}', node.heads, node.positions, name, listed[name])
             nodes.append(node._replace(place=name))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # functions that draw import matplotlib, because the import i
 
 MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
 MOST_TOKENS = 128  # maximum number of tokens on an axis; more names would not be readable
+MOST_VALUES = 4  # of a prediction, in the title of a picture
 
 
 def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
@@ -91,13 +92,19 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
     """
     if isinstance(answer, Prediction):
         assert isinstance(model, Predictor), 'only a Predictor returns a Prediction'
-        grid, _ = patch_grid(answer.example.shape[:-1], model.module.patch)
+        example = model.seen(answer)
+        grid, _ = patch_grid(example.shape[:-1], model.module.patch)
         _, panels, titles = chosen(weights or model.attention(answer), look)
-        return example_figure(panels, answer.example, grid, titles, ' '.join(answer.cells))
+        return example_figure(panels, example, grid, titles, _shortened(answer.cells))
     assert isinstance(model, TextModel), 'only a TextModel returns an Output'
     kind, panels, titles = chosen(weights or model.attention(answer), look)
     queries, keys = model.axes(answer)[kind]
     return attention_figure(panels, queries, keys, titles)
+
+
+def _shortened(cells: Sequence[str]) -> str:
+    """Returns the class or the values of a prediction for a title, with at most MOST_VALUES values."""
+    return ' '.join(cells[:MOST_VALUES]) + (' ...' if len(cells) > MOST_VALUES else '')
 
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],

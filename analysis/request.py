@@ -18,6 +18,7 @@ from runtime.files import check_file, check_folder
 from runtime.flags import flag
 
 BY = 'length', 'target_length', 'frequency'  # keys by which sentences are divided into buckets
+PREDICTORS = 'predictor', 'forecaster'  # answerers of images and series
 DOCUMENTS = 'line', 'file', 'blank_line', 'jsonl'  # kinds of text in --input
 SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 
@@ -162,12 +163,13 @@ class Request:
         task, answerer = run.config.task, TASKS[run.config.task].answerer
         if answerer != 'translator' and (flags := self._given('confidence', 'compare', 'prefixes', 'alignments', 'by')):
             raise UserError(f'{flags} can be used only for translation, but the run has task={task}. Remove the flag')
-        if answerer == 'predictor' and (flags := self._given('score', 'avoid', 'seed')):
+        predicts = answerer in PREDICTORS
+        if predicts and (flags := self._given('score', 'avoid', 'seed')):
             raise UserError(f'{flags} can be used only for text, but the run has task={task}. Remove the flag')
-        if answerer != 'predictor' and self.format == 'tsv':
+        if not predicts and self.format == 'tsv':
             raise UserError(f'--format=tsv can be used only for images and series, but the run has task={task}. Use '
                             '--format=jsonl')
-        if answerer == 'predictor' and (n_best := self.search.get('n_best')) is not None:
+        if predicts and (n_best := self.search.get('n_best')) is not None:
             most = len(run.model.classes or ())
             if not most:
                 raise UserError(f'--n_best={n_best} can be used only for classes, but the run predicts values. Remove '
@@ -181,13 +183,13 @@ class Request:
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):
                 raise UserError(f'--{name}={value} does not apply to task={task}. Remove the flag')
-        if self.typed and answerer == 'predictor':
+        if self.typed and predicts:
             raise UserError('--input=FILE (.npz, .csv, an image or a folder of images) is required: images and series '
                             'cannot be typed at a prompt')
 
     def search_of(self, run: Any) -> Mapping[str, Any]:
         """Returns the flags of the search. For images and series, --n_best is the number of classes in an answer."""
-        classes = TASKS[run.config.task].answerer == 'predictor'
+        classes = TASKS[run.config.task].answerer in PREDICTORS
         return {name: value for name, value in self.search.items() if not (classes and name == 'n_best')}
 
 

@@ -53,7 +53,7 @@ def _op(line: Instruction, computation: Computation, inside: Computation, vocab_
 
 
 def _nearby(line: Instruction, computation: Computation) -> str:
-    """Returns the place of an operand or a user of an instruction without a place, such as a copy that XLA adds."""
+    """Returns a place for an instruction without a place, such as a copy that XLA adds: the place of a neighbour."""
     for step in (lambda user: [computation[name] for name in user.operands if name in computation],
                  lambda operand: [user for user in computation.values() if operand.name in user.operands]):
         near = [line]

@@ -34,7 +34,7 @@ def ready_run(workdir: str, checkpoint: str, sources: Sequence[str], search: Map
 def ready_ctranslate2(folder: str, sources: list[str], search: Mapping[str, Any], compute_type: str) -> Ready:
     """Prepares the translation by CTranslate2 with an exported model.
 
-    The number of workers and the batch size are those with the shortest time for TRIAL sentences.
+    Chooses the number of workers and the batch size with the shortest time for TRIAL sentences.
 
     Args:
       folder: the exported model, in float32. CTranslate2 converts the weights to `compute_type`.

@@ -42,7 +42,7 @@ class Cost:
 def profile(call: Callable[[], Any], runs: int) -> tuple[float, dict[Name, Cost]]:
     """Calls `call` several times without and with the profiler. Returns the shortest time and the costs of operations.
 
-    The time, in seconds, is measured without the profiler. The costs, {operation: cost}, are those of the fastest
+    The time, in seconds, is measured without the profiler. The costs, {operation: cost}, are measured in the fastest
     profiled call.
     """
     times(call, 2)

@@ -160,7 +160,8 @@ def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) 
 
 @contextlib.contextmanager
 def _started(system: System) -> Iterator[Connection]:
-    """Starts a process that prepares a system, and yields the connection to it. At the end, the process is ended."""
+    """Starts a process that prepares a system, and yields the connection to the process. Ends the process afterwards.
+    """
     context = multiprocessing.get_context('spawn')
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end, system), daemon=True)
@@ -177,7 +178,7 @@ def _started(system: System) -> Iterator[Connection]:
 
 def _serve(pipe: Connection, system: System) -> None:
     """Runs in the process of a system: prepares the system, and measures its time after each message 'turn'."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this process
     try:
         ready = pkgutil.resolve_name(system.make)(*system.arguments)
     except UserError as error:

@@ -7,7 +7,8 @@ Plan the training first: tools.plan computes whether the model fits into the mem
 
 We have not trained this recipe. A step has 0.5 million tokens, so 50,000 steps have 26 billion tokens. This is about 24
 tokens per parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3). Shapes, weight decay, clipping and schedule are
-those of models of this size in Touvron et al. 2023, arXiv:2302.13971. docs/planning.md has plans for 4 to 256 chips.
+the values for models of this size in Touvron et al. 2023, arXiv:2302.13971. docs/planning.md has plans for 4 to 256
+chips.
 """
 
 from ml_collections import ConfigDict

@@ -63,16 +63,19 @@ AXIS = Between(-1, 1_000_000)
 AXES = ('data', 'fsdp', 'tensor')  # the axes of the mesh, as in config.parallel
 ELSEWHERE = ('builtin', 'tfds')  # data sources that do not read the user's files
 
-STACKS: Users = {'model.kind': ('transformer', 'language_model', 'patches')}
+STACKS: Users = {'model.kind': ('transformer', 'language_model', 'patches', 'forecaster')}
 ROTARY: Users = STACKS | {'model.position': ('rotary',)}
 TABLES: Users = {'model.kind': ('transformer', 'language_model')}
 TOKENS: Users = {'model.kind': ('transformer', 'rnnsearch', 'language_model')}
 RECURRENT: Users = {'model.kind': ('rnnsearch',)}
-PATCHES: Users = {'model.kind': ('patches',)}
+PATCHES: Users = {'model.kind': ('patches', 'forecaster')}
+POOLED: Users = {'model.kind': ('patches',)}
 PAIRS: Users = {'task.data': ('pairs',)}
 DOCUMENTS: Users = {'task.data': ('documents',)}
 TEXTS: Users = {'task.data': ('pairs', 'documents')}
 EXAMPLES: Users = {'task.data': ('classes', 'values')}
+SERIES: Users = {'task.data': ('series',)}
+SPLIT_FILES: Users = {'data.source': ('files', 'tfds'), 'task.data': ('pairs', 'documents', 'classes', 'values')}
 CLASSES: Users = {'task.objective': ('cross_entropy',)}
 SEARCH: Users = {'task.answerer': ('translator', 'generator')}
 TRANSLATOR: Users = {'task.answerer': ('translator',)}
@@ -88,8 +91,9 @@ OPTIONS = (
            "folder allyouneed in $XDG_CACHE_HOME or in ~/.cache", FILE, resume=''),
     Option('task', 'translation', 'what the model is trained to do', OneOf(tuple(TASKS))),
 
-    Option('model.kind', 'transformer', 'the architecture; patches is for images and time series',
-           OneOf(('transformer', 'rnnsearch', 'language_model', 'patches'))),
+    Option('model.kind', 'transformer', "the architecture; 'patches' is for images and time series, 'forecaster' "
+           'forecasts time series',
+           OneOf(('transformer', 'rnnsearch', 'language_model', 'patches', 'forecaster'))),
     Option('model.num_layers', 6, 'layers of the encoder and of the decoder (N in the paper)', Between(1, 256), STACKS),
     Option('model.num_decoder_layers', 0, 'layers of the decoder; 0: num_layers', Between(0, 256),
            {'model.kind': ('transformer',)}),
@@ -169,21 +173,20 @@ OPTIONS = (
     Option('model.patches.patch', 4, 'size of a patch along each axis, in pixels or time steps', Between(1, 100_000),
            PATCHES),
     Option('model.patches.pooling', 'class_token', 'input of the output layer: the class token, or the mean over the '
-           'patches', OneOf(('class_token', 'mean')), PATCHES),
+           'patches', OneOf(('class_token', 'mean')), POOLED),
 
     Option('data.source', 'builtin', "where the data comes from; 'builtin' needs no download",
            OneOf(('builtin', 'files', 'tfds'))),
     Option('data.dir', '', "files: the folder of the files; tfds: the data_dir of TFDS ('': TFDS's default)", FILE,
-           {'data.source': ('files', 'tfds')}, resume=SAME_DATA),
+           SPLIT_FILES, resume=SAME_DATA),
     Option('data.name', '',
            'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
     Option('data.splits.train', 'train', 'name of the split on disk; for text files also several names separated by '
            "commas, and patterns such as 'train-*'; all these files are concatenated", NAMES,
-           {'data.source': ('files', 'tfds')}),
-    Option('data.splits.validation', 'validation', 'name of the split on disk', NAMES,
-           {'data.source': ('files', 'tfds')}),
+           SPLIT_FILES),
+    Option('data.splits.validation', 'validation', 'name of the split on disk', NAMES, SPLIT_FILES),
     Option('data.splits.test', 'test', 'name of the split on disk; several names, separated by commas, are separate '
-           'test sets', NAMES, {'data.source': ('files', 'tfds')}, resume=''),
+           'test sets', NAMES, SPLIT_FILES, resume=''),
     Option('data.seed', 0, 'seed of the generated data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
     Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces in which plain spaces replace the '
@@ -192,23 +195,31 @@ OPTIONS = (
     Option('data.target_lang', 'fr', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
     Option('data.max_length', 128, 'maximum length of a sentence, tokens; longer pairs are not used for training, '
            'longer inputs are truncated', Between(1, 1_000_000), PAIRS),
-    Option('data.file', '', 'one file for all splits, instead of data.dir', FILE,
-           DOCUMENTS | {'data.source': ('files',)}, resume=SAME_DATA),
+    Option('data.file', '', 'one file for all splits: a text, instead of data.dir, or a table of series to forecast',
+           FILE, {'task.data': ('documents', 'series'), 'data.source': ('files',)}, resume=SAME_DATA),
     Option('data.documents', 'file', "the text of a document: a 'file', a 'line', or all lines up to a 'blank_line'",
            OneOf(('file', 'line', 'blank_line')), DOCUMENTS | {'data.source': ('files',)}),
     Option('data.feature', 'text', 'name of the feature with the text', TEXT, DOCUMENTS | {'data.source': ('tfds',)}),
-    Option('data.context', 256, 'number of tokens in a window', Between(2, 1_000_000), DOCUMENTS),
+    Option('data.context', 256, 'number of tokens in a window; forecasting: number of steps on which a forecast is '
+           'based', Between(2, 1_000_000), {'task.data': ('documents', 'series')}),
+    Option('data.horizon', 12, 'number of steps to forecast', Between(1, 100_000), SERIES),
+    Option('data.season', 1, 'number of steps in a season, for the seasonal-naive baseline and the scaled error; 1: no '
+           'season', Between(1, 1_000_000), SERIES),
     Option('data.packing', 'contiguous',
            "how windows are filled; 'contiguous': with parts of the token stream; 'packed': with whole documents",
            OneOf(('contiguous', 'packed')), DOCUMENTS),
     Option('data.validation_share', 0.1,
            'share of the training data that is held out for validation if there is no validation split; the same share '
-           'is held out for the test if there is no test split either', FRACTION, {'data.source': ('files',)}),
+           'is held out for the test if there is no test split either; forecasting: the last steps are held out',
+           FRACTION, {'data.source': ('files',)}),
     Option('data.image_size', 0, 'folders of images: images are scaled and cropped to squares of this many pixels; 0: '
            'all images have the same size', Between(0, 10_000), EXAMPLES | {'data.source': ('files',)}),
     Option('data.missing', 'error', "series: missing values (NaN, or empty cells) are an 'error', or get the 'mean' of "
            'the channel; steps without any value are hidden from the model', OneOf(('error', 'mean')),
            EXAMPLES | {'data.source': ('files',)}),
+    Option('data.mixup', 0.0, 'in training, mix each example and its class with another example of the batch (mixup, '
+           'Zhang et al. 2018), with shares that are drawn from Beta(mixup, mixup), such as 0.2; 0: none',
+           Between(0, 100), {'task.data': ('classes',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
     Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '
@@ -228,7 +239,7 @@ OPTIONS = (
     Option('batch.buckets', 6, 'maximum number of padded lengths; the program is compiled for each length',
            Between(1, 1000), PAIRS),
     Option('batch.rows', 64, 'number of windows, images or series in a batch', Between(1, 1_000_000),
-           {'task.data': ('documents', 'classes', 'values')}),
+           {'task.data': ('documents', 'classes', 'values', 'series')}),
 
     Option('optimizer.schedule', 'paper',
            "learning-rate schedule; 'inverse_sqrt': 'paper', but set by its peak, 'cosine': decays until train.steps",
@@ -288,7 +299,9 @@ OPTIONS = (
     Option('train.matmul_precision', 'default',
            "precision of products of float32 activations; 'bfloat16': factors are rounded to bfloat16, sums are in "
            "float32; 'default': bfloat16 on TPUs, tensorfloat32 on NVIDIA GPUs, float32 on CPUs; on CPUs, products "
-           'inside attention are always in float32', OneOf(('default', 'bfloat16', 'float32')),
+           "inside attention are always in float32; 'auto': on CPUs, the faster one of 'bfloat16' and 'default', "
+           'measured when the run begins and then kept; elsewhere, default',
+           OneOf(('default', 'bfloat16', 'float32', 'auto')),
            STACKS | {'model.dtype': ('float32',)}),
     Option('train.log_every', 100, 'steps between lines of the log', SOME, resume=''),
     Option('train.skip_nonfinite', 0, 'maximum number of steps of a run that are skipped because the loss or the '

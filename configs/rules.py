@@ -23,14 +23,15 @@ def cross_heads(model: ConfigDict) -> tuple[int, int]:
     return model.num_decoder_layers or model.num_layers, model.num_heads
 
 
-def cross_head(look: str, layers: int, heads: int) -> tuple[int, int | None] | None:
-    """Returns the layer and the head that `look` names, from 0; the head is None for the mean of the heads.
+def cross_head(name: str, layers: int, heads: int) -> tuple[int, int | None] | None:
+    """Returns the numbers of the layer and the head that `name` selects. Numbers in the result start at 0.
 
-    `look` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER', with numbers from 1. Returns None if `look` has
-    another form, or if there is no such head.
+    `name` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER', with numbers that start at 1. In the last two
+    forms, the head is None, which means the mean of all heads. Returns None if `name` has another form, or if there is
+    no such head.
     """
-    kind, layer, head, *rest = [*look.split(':'), 'mean'] if look.count(':') == 1 else [*look.split(':'), '', '']
-    numbers = [int(each) if each.isdecimal() else 0 for each in (layer, head)]
+    kind, layer, head, *rest = [*name.split(':'), 'mean'] if name.count(':') == 1 else [*name.split(':'), '', '']
+    numbers = [int(text) if text.isdecimal() else 0 for text in (layer, head)]
     exists = 1 <= numbers[0] <= layers and (head == 'mean' or 1 <= numbers[1] <= heads)
     if kind != 'cross' or any(rest) or not exists:
         return None
@@ -73,8 +74,17 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
 
         Rule('data.tokenizer.vocab_size', data.tokenizer.kind in SUBWORDS, data.tokenizer.vocab_size > 260,
              'must be above 260, the number of special tokens and bytes'),
-        Rule('data.dir', data.source not in ELSEWHERE, bool(data.dir or data.file),
+        Rule('data.dir', data.source not in ELSEWHERE and task.data != 'series', bool(data.dir or data.file),
              'must name the folder of the files'),
+        Rule('data.source', task.data == 'series', data.source != 'tfds', 'must be builtin or files for forecasting'),
+        Rule('data.file', task.data == 'series' and data.source == 'files', bool(data.file),
+             'must name a table of series, such as co2.csv'),
+        Rule('data.season', task.data == 'series', data.season <= data.context,
+             f'must be at most data.context={data.context}, because the seasonal-naive forecast repeats the last '
+             'season of the context'),
+        Rule('model.patches.patch', task.data == 'series',
+             data.context % model.patches.patch == data.horizon % model.patches.patch == 0,
+             f'must divide data.context={data.context} and data.horizon={data.horizon}'),
         Rule('data.file', bool(data.file), not data.dir, f'must not be combined with data.dir={data.dir}'),
         Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),
         Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents') and not data.file,
@@ -86,7 +96,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              f'must be one of {", ".join(task.builtin)}'),
 
         Rule('batch.rows', is_used('data.context', values), batch.rows * data.context <= MOST_TOKENS,
-             f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens'),
+             f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens or '
+             'steps'),
         Rule('train.accumulate', is_used('batch.rows', values), train.accumulate <= batch.rows,
              f'must be at most batch.rows={batch.rows}, because each part has at least one row'),
         Rule('optimizer.warmup', config.optimizer.schedule == 'cosine', config.optimizer.warmup < train.steps,
@@ -94,6 +105,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
              f'must not be combined with r_drop={train.r_drop}: each adds a second forward pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),
+        Rule('data.mixup', data.mixup > 0, not train.r_drop,
+             f'must not be combined with train.r_drop={train.r_drop}. Set one option to 0'),
         needs('train.guided_head', 'train.guided_alignment'),
         Rule('train.guided_alignment', train.guided_alignment > 0 and model.kind == 'rnnsearch',
              model.recurrent.attention, 'needs model.recurrent.attention=True'),

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 METRICS: Mapping[str, Callable[..., Any]] = {
     'bleu': max, 'bleu_lowercased_tokenised': max, 'bleu_lowercased_moses': max, 'chrf': max, 'chrf++': max, 'ter': min,
     'exact_match': max, 'accuracy': max, 'perplexity': min, 'loss': min,
-    'bits_per_character': min, 'r_squared': max, 'mean_absolute_error': min, 'root_mean_squared_error': min,
-    'absolute_error': min,
+    'bits_per_character': min, 'bits_per_byte': min, 'r_squared': max, 'mean_absolute_error': min,
+    'root_mean_squared_error': min, 'mean_absolute_scaled_error': min, 'absolute_error': min,
 }
 SUBWORDS = ('bpe', 'unigram')
 TOKENIZERS = (*SUBWORDS, 'char', 'byte')  # kinds of tokenizer that a user can choose
@@ -27,9 +27,11 @@ class Task(NamedTuple):
 
     Attributes:
       meaning: a description in a few words.
-      data: the kind of training data: 'pairs' of sentences, 'documents', or examples with 'classes' or 'values'.
+      data: the kind of training data: 'pairs' of sentences, 'documents', examples with 'classes' or 'values', or
+        'series' to forecast.
       objective: the objective that training minimises: 'cross_entropy' or 'squared_error'.
-      answerer: what turns the outputs of a trained model into answers: 'translator', 'generator' or 'predictor'.
+      answerer: the kind of object that computes the answers of a trained model: 'translator', 'generator',
+        'predictor' or 'forecaster'.
       models: the kinds of model that can be trained for the task.
       metrics: the metrics of an evaluation; config.eval.metric selects one metric.
       builtin: the allowed values of config.data.name for data.source=builtin; () if the built-in data has no names.
@@ -61,6 +63,9 @@ TASKS: Mapping[str, Task] = {
     'regression': Task(
         'predicts values from images or time series', data='values', objective='squared_error', answerer='predictor',
         models=('patches',), metrics=('loss', 'absolute_error'), builtin=BUILTIN_ARRAYS),
+    'forecasting': Task(
+        'predicts the next steps of time series', data='series', objective='squared_error', answerer='forecaster',
+        models=('forecaster',), metrics=('mean_absolute_scaled_error', 'loss', 'absolute_error'), builtin=('co2',)),
 }
 
 

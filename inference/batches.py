@@ -59,7 +59,7 @@ def threads_for(batch_size: int) -> int:
 
 def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], batches: Sequence[Sequence[int]],
                     threads: int) -> Iterator[Hypotheses]:
-    """Yields the result of `find` for each batch of rows, in order. `threads` batches are searched at a time."""
+    """Yields the result of `find` for each batch of rows, in order. `threads` batches are searched at the same time."""
     if min(threads, len(batches)) < 2:  # JAX's context managers apply to the caller's thread
         yield from map(find, batches)
         return

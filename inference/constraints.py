@@ -106,7 +106,7 @@ class _Phrases:
                             for end in range(1, len(character.encode()))}
 
     def read(self, written: bytes) -> list[str]:
-        """Returns the symbols that the automaton reads for the bytes `written`."""
+        """Returns the sequence of input symbols of the automaton for the text in `written`, as UTF-8 bytes."""
         return [symbol if symbol in self.symbols else _kind(symbol)
                 for symbol in _folded(written.decode('utf-8', 'surrogateescape'))]
 

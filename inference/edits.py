@@ -135,20 +135,20 @@ def without(heads: str) -> Edit:
     """
     kind, layer, numbers, *rest = [*heads.split(':'), '', '', ''][:max(3, 1 + heads.count(':'))]
     listed = numbers.split(',')
-    if rest or kind not in ATTENTION or not all(each.isdecimal() and int(each) for each in (layer, *listed)):
+    if rest or kind not in ATTENTION or not all(number.isdecimal() and int(number) for number in (layer, *listed)):
         raise UserError(f'--without={heads}: must be KIND:LAYER:HEADS. KIND is {", ".join(ATTENTION)}; numbers start '
                         'at 1. Example: --without=cross:1:2,3')
     place = ATTENTION[kind].format(int(layer) - 1) + '/heads'
-    return Edit('zero', place, heads=[int(each) - 1 for each in listed])
+    return Edit('zero', place, heads=[int(number) - 1 for number in listed])
 
 
 def check_without(heads: str, places: Mapping[str, Sizes]) -> None:
     """Raises UserError if the model has no such layer or head. `heads` has the form that `without` accepts."""
     edit, kind = without(heads), heads.partition(':')[0]
     if not (layers := len(fnmatch.filter(places, ATTENTION[kind].format('*') + '/heads'))):
-        others = [place for place in places if place.endswith('/heads')] or [*places]
+        existing = [place for place in places if place.endswith('/heads')] or [*places]
         raise UserError(f'--without={heads}: the model has no place {edit.place}. Use --edit with a place of this '
-                        f'model, such as {others[0]}')
+                        f'model, such as {existing[0]}')
     if edit.place not in places:
         raise UserError(f'--without={heads}: the model has {layers} layers of this kind. Use a layer from 1 to '
                         f'{layers}')
@@ -158,7 +158,7 @@ def check_without(heads: str, places: Mapping[str, Sizes]) -> None:
 
 
 def has_text(by: Any) -> bool:
-    """Returns whether `by`, an `Edit.by`, is not numbers but texts, the name of a split, or an output."""
+    """Returns whether `by`, the argument of an edit, has texts: texts, the name of a split, or an output."""
     return isinstance(by, str) or hasattr(by, 'source_tokens') or (
         isinstance(by, Sequence) and len(by) > 0 and has_text(by[0]))
 
@@ -196,12 +196,12 @@ class Editor:
         self.numbers: list[dict[str, Any]] = [{} for _ in order]
         for rank, index in enumerate(order):
             for name in matching(edits[index].place, places):
-                edit, given = edits[index], numbers[index].get(name)
-                _check(edit, given, name, places[name])
-                if given is not None:
-                    self.numbers[rank][name] = np.asarray(given, np.float32)
-                for other in self._matched.get(name, []):
-                    _check_apart(self.edits[other], edit, name)
+                edit, array = edits[index], numbers[index].get(name)
+                _check(edit, array, name, places[name])
+                if array is not None:
+                    self.numbers[rank][name] = np.asarray(array, np.float32)
+                for earlier in self._matched.get(name, []):
+                    _check_apart(self.edits[earlier], edit, name)
                 self._matched.setdefault(name, []).append(rank)
 
     def __call__(self, numbers: Any = None) -> Callable[[str], Callable[[Array, At], Array] | None]:
@@ -223,8 +223,8 @@ def _rank(edit: Edit) -> tuple[int, str]:
     return (0 if callable(edit.edit) else KINDS.index(edit.edit)), json.dumps(edit.as_json(), default=str)
 
 
-def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
-    """Raises UserError if an edit cannot be applied to a place."""
+def _check(edit: Edit, numbers: Any, name: str, sizes: Sizes) -> None:
+    """Raises UserError if an edit with the given numbers (None: without numbers) cannot be applied to a place."""
     where = f'edit {edit.edit!r} at {name}' if isinstance(edit.edit, str) else f'the function at {name}'
     check_selection(where, edit.heads, edit.positions, name, sizes)
     pairs = tuple(sizes) == PAIRS
@@ -233,9 +233,9 @@ def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
     if edit.edit == 'mean' and pairs:
         raise UserError(f'{where}: attention weights cannot be averaged over sentences of different lengths. '
                         'Use "freeze"')
-    if given is None:
+    if numbers is None:
         return
-    shape = np.shape(given)
+    shape = np.shape(numbers)
     rest = [size for axis, size in sizes.items() if axis not in FREE]
     if edit.edit in ('scale', 'add'):
         expected, fits = rest, _broadcasts(shape, rest)
@@ -279,7 +279,7 @@ def _check_apart(first: Edit, second: Edit, name: str) -> None:
     def shared(one, other):
         return one is None or other is None or bool(set(one) & set(other))
 
-    if all(callable(each.edit) or each.edit in FIRST for each in (first, second)) and (
+    if all(callable(edit.edit) or edit.edit in FIRST for edit in (first, second)) and (
             shared(first.heads, second.heads) and shared(first.positions, second.positions)):
         raise UserError(f'two edits replace the same values of {name}. Remove one, or give them different heads or '
                         'positions')
@@ -344,7 +344,7 @@ def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
     _, queries, keys = numbers.shape
     assert at.keys is not None, 'weights have keys'
     # [#batch, head, query, key]. A step of a search has one query position, and keys of all hypotheses.
-    looked_up = numbers[:, jnp.minimum(at.positions, queries - 1)[:, :, None],
-                        jnp.minimum(at.keys, keys - 1)[:, None]].swapaxes(0, 1)
-    known = (at.keys < keys)[:, None, None] & (True if at.mask is None else at.mask)
-    return jnp.where((at.positions < queries)[:, None, :, None], jnp.where(known, looked_up, 0.0), value)
+    new = numbers[:, jnp.minimum(at.positions, queries - 1)[:, :, None],
+                  jnp.minimum(at.keys, keys - 1)[:, None]].swapaxes(0, 1)
+    has_number = (at.keys < keys)[:, None, None] & (True if at.mask is None else at.mask)
+    return jnp.where((at.positions < queries)[:, None, :, None], jnp.where(has_number, new, 0.0), value)

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from inference.forced import Forced
 from inference.options import SAMPLING, SearchOptions, search_options
-from inference.scores import Evaluation, bits_per_character
+from inference.scores import Evaluation, bits_per_character, text_scores
 from inference.search import length_penalty
 from inference.text import (
     LENGTHS,
@@ -123,9 +123,9 @@ class Generator(SearchModel):
     def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
         """Scores each text as a whole document. Returns an output for each text, with the text as the only hypothesis.
 
-        The log-probability is that of the tokens and the end token, given the start token. A text that is longer than a
-        window is scored in several windows. Each window begins with the last half of the previous window. `first` has
-        no effect, because no text is too long for this method.
+        A log-probability includes the tokens of the text and the end token, given the start token. A text longer than a
+        window is scored in several windows. Each window begins with the last half of the previous window.
+        `first` has no effect, because no text is too long for this method.
         """
         texts = checked_texts(texts)
         tokens = [self.tokenizers['target'].encode(text) for text in texts]
@@ -174,15 +174,16 @@ class Generator(SearchModel):
         sums = jax.block_until_ready(evaluate(step, self.params, batches()))
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         samples = [output.text for output in self.generate([self.opening] * SAMPLES, options)]
+        scores = text_scores(-float(sums.others['nll']), int(sums.tokens), plan.characters, plan.bytes)
         results = sums.means() | {
-            'n': int(sums.tokens), 'bits_per_character': bits_per_character(float(sums.others['nll']),
-                                                                            data.characters(split)),
-            'characters': data.characters(split), 'seconds': seconds, 'compile_seconds': compiling,
+            'n': int(sums.tokens), 'bits_per_character': scores['bits_per_character'],
+            'bits_per_byte': scores['bits_per_byte'], 'characters': plan.characters, 'bytes': plan.bytes,
+            'seconds': seconds, 'compile_seconds': compiling,
             'tokens_per_second': float(sums.tokens) / max(seconds - compiling, 1e-9), 'samples': samples}
         if unknown:
             results['unknown_tokens'] = unknown
             log.warning('%s: %d of %d tokens are <unk>, because the vocabulary does not have their characters. Do not '
-                        'compare bits per character with other models', split, unknown, results['n'])
+                        'compare bits per character or per byte with other models', split, unknown, results['n'])
         return results, [(sample,) for sample in samples]
 
     @override
@@ -203,7 +204,7 @@ class Generator(SearchModel):
 
     @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Returns {'encoder': [layer, head, t, s]} for the prompt and the best continuation, at most one window."""
+        """Returns {'encoder': [layer, head, t, s]} for prompt and best continuation, truncated to one window."""
         tokens = self._shown(output)
         weights = attention_weights(self._attention(self.params, {'tokens': self._padded([tokens])}))
         return {kind: array[:, 0, :, :len(tokens), :len(tokens)] for kind, array in weights.items()}

@@ -79,7 +79,7 @@ def list_places(model: Answerer) -> dict[str, Sizes]:
     if model.module in _LISTED:
         return dict(_LISTED[model.module])
     if isinstance(model, Predictor):
-        inputs: Any = {'inputs': jnp.zeros((1, *model.shape))}
+        inputs: Any = model.example_arguments()
     elif isinstance(model, Translator):
         inputs = {name: jnp.ones((1, 4), jnp.int32) for name in ('source', 'target')}
     else:
@@ -130,7 +130,7 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
             arrays = np.asarray(values[name])
             for index, row in enumerate(part):
                 results[row][name] = rows[row].cut(name, arrays[index])
-    return [Inspected({name: each[name] for name in names}) for each in results]
+    return [Inspected({name: result[name] for name in names}) for result in results]
 
 
 @functools.lru_cache(maxsize=16)  # so that a call with the same places compiles nothing
@@ -151,8 +151,8 @@ class _Row:
         return max(map(len, self.inputs.values()))
 
     def side(self, name: str, axis: str) -> str:
-        """Returns the name of the argument whose tokens are the entries of an axis of a place."""
-        return argument_of(name, axis, [name for name in self.inputs if name != 'visible'])
+        """Returns the name of the text whose tokens are the entries of an axis of a place."""
+        return argument_of(name, axis, [name for name in self.inputs if name not in ('visible', 'following')])
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
         """Returns the values at the place `name` for this text, without padding."""
@@ -167,20 +167,20 @@ class _Row:
 def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOptions) -> list[_Row]:
     """Returns the arguments of the module for each text or example."""
     if isinstance(model, Predictor):
-        arguments = model.form.arguments(np.asarray(given))
+        arguments = model.arguments(np.asarray(given))
         return [_Row(dict(zip(arguments, row, strict=True)), {}) for row in zip(*arguments.values(), strict=True)]
     if isinstance(given, (str, Output)):
         raise UserError('the texts or outputs must be a list. Put a single text or output into a list')
-    texts = [(row, each) for row, each in enumerate(given) if not isinstance(each, Output)]
-    outputs = {row: each for row, each in enumerate(given) if isinstance(each, Output)}
+    texts = [(row, text) for row, text in enumerate(given) if not isinstance(text, Output)]
+    outputs = {row: output for row, output in enumerate(given) if isinstance(output, Output)}
     plain = [pair for pair in texts if isinstance(pair[1], str)]
     if isinstance(model, Generator):
         encode = model.tokenizers['target'].encode
         outputs |= {row: _unscored('', [BOS], text, encode(text))
-                    for (row, _), text in zip(texts, checked_texts([each for _, each in texts]), strict=True)}
+                    for (row, _), text in zip(texts, checked_texts([text for _, text in texts]), strict=True)}
     else:
-        outputs |= zip([row for row, _ in plain], model.translate([each for _, each in plain], options), strict=True)
-        for row, (source, target) in ((row, checked_texts(each)) for row, each in texts if not isinstance(each, str)):
+        outputs |= zip([row for row, _ in plain], model.translate([text for _, text in plain], options), strict=True)
+        for row, (source, target) in ((row, checked_texts(pair)) for row, pair in texts if not isinstance(pair, str)):
             outputs[row] = _unscored(source, model._tokens(source, row),
                                      target, model._target_tokens(target, row, options))
     rows = []
@@ -221,7 +221,7 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
              split: Any = None) -> dict[str, Any]:
     """Returns the numbers of an edit at each of its places. If the edit has texts, computes the numbers from the texts.
 
-    `split` is a function that returns the texts of the split with a name.
+    `split` is a function that takes the name of a split and returns the texts of this split.
 
     Raises:
       UserError: if no place matches, or the values of the texts are too large.
@@ -242,7 +242,7 @@ def _means(inspected: Sequence[Inspected], names: Sequence[str]) -> dict[str, Fl
     """Returns the mean of the values at each place over all tokens of all texts."""
     means = {}
     for name in names:
-        arrays = [each[name].values for each in inspected]
+        arrays = [values[name].values for values in inspected]
         tokens = 'position' in axes_of(name)
         means[name] = np.mean(np.concatenate(arrays) if tokens else np.stack(arrays), axis=0, dtype=np.float64)
     return means

@@ -5,6 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Num, Shaped
@@ -42,6 +43,18 @@ class Predictor:
         self._attention = jax.jit(
             lambda params, arguments: module.apply({'params': params}, **arguments, mutable=['attention'])[1])
 
+    def example_arguments(self) -> dict[str, Any]:
+        """Returns arguments of the module that are 0, for one example."""
+        return {'inputs': jnp.zeros((1, *self.shape))}
+
+    def arguments(self, raw: Num[np.ndarray, 'examples *space channels']) -> dict[str, np.ndarray]:
+        """Returns the arguments of the module for raw inputs that `InputFormat.prepare` has returned."""
+        return self.form.arguments(raw)
+
+    def seen(self, prediction: Prediction) -> Num[np.ndarray, '*space channels']:
+        """Returns the raw values whose patches are the tokens of `attention`."""
+        return prediction.example
+
     def predict(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
                 where: str = 'inputs') -> Float[np.ndarray, 'examples outputs']:
         """Returns log-probabilities of the classes, or values in the units of the targets.
@@ -78,7 +91,7 @@ class Predictor:
             part = inputs[begin:begin + batch_size]
             padded = {name: np.pad(array, [(0, batch_size - len(part)), *[(0, 0)] * (array.ndim - 1)],
                                    constant_values=name == 'visible')  # a mean over no steps would be NaN
-                      for name, array in self.form.arguments(part).items()}
+                      for name, array in self.arguments(part).items()}
             outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
         outputs = np.concatenate(outputs)
         if self.classes is None:
@@ -89,7 +102,7 @@ class Predictor:
                   ) -> dict[str, Float[np.ndarray, 'layer head t s']]:
         """Returns {'encoder': attention weights between the patches of one raw input}. A class token is first."""
         inputs = example.example if isinstance(example, Prediction) else example
-        weights = attention_weights(self._attention(self.params, self.form.arguments(inputs[None])))
+        weights = attention_weights(self._attention(self.params, self.arguments(inputs[None])))
         return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from configs.options import choices
 from configs.tasks import TASKS
 from inference.edits import Edit, Editor, Sizes, has_text, matching, parsed
+from inference.forecast import Forecaster
 from inference.generate import Generator
 from inference.inspection import MOST_GB, Inspected, inspect, list_places, places_of, resolved
 from inference.options import SearchOptions, search_options
@@ -39,18 +40,18 @@ from runtime.processes import check_devices
 Answerer = Translator | Generator | Predictor
 # {`answerer` of a task: the calls that `Run` supports}
 CALLS = {'translator': 'run.translate or run.forced', 'generator': 'run.generate or run.forced',
-         'predictor': 'run.predict'}
+         'predictor': 'run.predict', 'forecaster': 'run.predict'}
 EDITS_OPTION = 'config.train.edits'
 WINDOWS = 100  # number of windows of a split over which edit 'mean' averages for a language model
 
 
 def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
                   sizes: Mapping[str, Any]) -> Answerer:
-    """Returns the object that computes answers with a module: a Translator, a Generator or a Predictor."""
+    """Returns the object that computes answers with a module: a Translator, Generator, Predictor or Forecaster."""
     return ANSWERERS[TASKS[config.task].answerer](module, params, tokenizers, sizes, config.data)
 
 
-# {`answerer` of a task (configs/tasks.py): function that returns a Translator, Generator or Predictor}
+# {`answerer` of a task (configs/tasks.py): function that returns an answerer}
 ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
     'translator': lambda module, params, tokenizers, sizes, data: Translator(
         module, params, tokenizers, data.max_length),
@@ -58,6 +59,8 @@ ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
         module, params, tokenizers['text'], data.context, data.packing == 'packed'),
     'predictor': lambda module, params, tokenizers, sizes, data: Predictor(
         module, params, InputFormat.of(sizes)),
+    'forecaster': lambda module, params, tokenizers, sizes, data: Forecaster(
+        module, params, dataclasses.replace(InputFormat.of(sizes), latest=True), data.horizon, data.season),
 }
 
 
@@ -98,9 +101,10 @@ def check_places(config: ConfigDict) -> None:
         return
     patch, tokens = config.model.patches.patch, jnp.ones((1, 4), jnp.int32)
     sizes = dict.fromkeys(('source_vocab_size', 'target_vocab_size', 'vocab_size', 'outputs'), 8)
+    example = jnp.zeros((1, patch, 1))
     inputs = {'translator': {'source': tokens, 'target': tokens}, 'generator': {'tokens': tokens},
-              'predictor': {'inputs': jnp.zeros((1, patch, 1))}}[TASKS[config.task].answerer]
-    places = places_of(build_model(config.model, **sizes), {}, inputs)
+              'predictor': {'inputs': example}, 'forecaster': {'inputs': example, 'following': example}}
+    places = places_of(build_model(config.model, **sizes), {}, inputs[TASKS[config.task].answerer])
     if config.train.edits:
         _trained_editor(config, places)
     tracked_places(config, places)
@@ -116,8 +120,8 @@ def tracked_places(config: ConfigDict, places: Mapping[str, Sizes]) -> list[str]
     """
     useful = {name: sizes for name, sizes in places.items() if not name.endswith('/scores')}
     patterns = [pattern.strip() for pattern in config.track.places.split(',') if pattern.strip()]
-    found = {name for pattern in patterns for name in matching(pattern, useful, 'config.track.places: ')}
-    return sorted(found, key=list(places).index)
+    names = {name for pattern in patterns for name in matching(pattern, useful, 'config.track.places: ')}
+    return sorted(names, key=list(places).index)
 
 
 class Run:

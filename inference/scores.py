@@ -208,7 +208,7 @@ def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Flo
             by_target[name]['r_squared'] = float(1 - squared[index] / variance[index])
     scores: dict[str, Any] = {'n': len(targets)}
     for metric in ('root_mean_squared_error', 'mean_absolute_error', 'r_squared'):
-        if measured := [each[metric] for each in by_target.values() if metric in each]:
+        if measured := [errors[metric] for errors in by_target.values() if metric in errors]:
             scores[metric] = float(np.mean(measured))
     return scores | ({'targets': by_target} if len(names) > 1 else {})
 

@@ -9,8 +9,8 @@ it has no end token (`cut`, a continuation).
 An output may be required to begin with a prefix, and an automaton may exclude tokens (`Follow`; words to avoid,
 inference/constraints.py). Without prefix and automaton, a step has no operations for these features.
 
-A search may forbid tokens, but this does not change any probability. The log-probabilities are those of the model over
-its whole vocabulary, even for a forced end token. Teacher forcing gives the same values for the same tokens.
+A search may forbid tokens, but this does not change any probability. The model computes the log-probabilities over its
+whole vocabulary, even for a forced end token. Teacher forcing gives the same values for the same tokens.
 
 `Sample` and `Beam` define the beginning, the step and the end of the two searches; `advance` is the loop. `sample` and
 `beam_search` run a search to its end, in one program. inference/batches.py instead stops a search between two steps and
@@ -181,8 +181,8 @@ class Sample:
       cut: whether an output that reaches its limit has no end token. If false, the end token is forced.
       temperature: the divisor of the logits.
       top_k: the number of most probable tokens from which a token is drawn (0: all).
-      top_p: a probability. The token is drawn from the smallest set of the most probable of these tokens that has at
-        least this probability (Holtzman et al. 2020, arXiv:1904.09751).
+      top_p: a probability, applied after top_k. A token is drawn from the smallest set of most probable tokens whose
+        total probability is at least top_p (Holtzman et al. 2020, arXiv:1904.09751).
     """
     vocabulary: Vocabulary
     max_length: int
@@ -274,7 +274,7 @@ class BeamState(flax.struct.PyTreeNode):
     ended_tokens: Any   # [batch, beam, length]
     ended_probs: Any    # [batch, beam] log-probabilities
     ended_scores: Any   # [batch, beam] with the length penalty; IMPOSSIBLE where there is no hypothesis
-    ended_count: Any    # [batch] number of hypotheses that have ended, including those that are no longer kept
+    ended_count: Any    # [batch] number of hypotheses that have ended, including hypotheses that are no longer kept
     cache: Any
     prefixes: Any = None  # [batch, length]
     places: Any = None    # [batch, beam]
@@ -381,9 +381,9 @@ class Beam:
     def _given_up(self, logits, best, state, follow):
         """Returns a mask [batch, beam] of hypotheses to drop, because the model would next end a word to avoid.
 
-        After the last letter of a word to avoid, only a letter may follow. If an excluded token is the most probable
-        token, the letter would make a word that does not exist. A sentence without other hypotheses keeps the
-        masked hypotheses.
+        After the last letter of a word to avoid, only a letter may follow. But the most probable token of these
+        hypotheses is excluded, so a letter would make a word that does not exist. If a sentence has no other
+        hypotheses, its masked hypotheses are kept.
         """
         alive = state.alive_scores > IMPOSSIBLE
         most_probable = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0] >= logits.max(axis=-1)

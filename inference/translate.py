@@ -43,7 +43,7 @@ TokenPair = tuple[Sequence[int], Sequence[int]]  # the tokens of a source and a 
 
 
 def note_on_case(config: ConfigDict) -> dict[str, str]:
-    """Returns {'note': text} for the scores of a run whose tokenizer folds case, and logs the note; otherwise {}."""
+    """Returns {'note': text} for the scores of a run whose tokenizer folds case, and logs the note. Otherwise, {}."""
     if config.data.tokenizer.normalization != 'nfkc_cf':
         return {}
     note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references have '
@@ -93,8 +93,8 @@ class Translator(SearchModel):
         rows = [row for row, tokens in enumerate(sources) if tokens]
         hypotheses = self.find_all([sources[row] for row in rows], [first + row for row in rows], options,
                                    begins=begins and [begins[row] for row in rows])
-        found = dict(zip(rows, hypotheses, strict=True))
-        return [Output(text, tokens, found.get(row, [Hypothesis('', [], 0.0, 0.0)]))
+        by_row = dict(zip(rows, hypotheses, strict=True))
+        return [Output(text, tokens, by_row.get(row, [Hypothesis('', [], 0.0, 0.0)]))
                 for row, (text, tokens) in enumerate(zip(sentences, sources, strict=True))]
 
     def _begins(self, sentences, sources, prefixes, options, first) -> list[Begin]:
@@ -136,8 +136,8 @@ class Translator(SearchModel):
                    first: int = 0) -> list[Output]:
         """Scores given targets. Returns an output for each pair (source, target), with the target as only hypothesis.
 
-        The log-probability is that of the target's tokens and the end token, given the source. An empty target has only
-        the end token. Attention and token probabilities can also be computed for these outputs. A long source is
+        A log-probability includes the target's tokens and the end token, given the source. An empty target has only the
+        end token. Attention and token probabilities can also be computed for these outputs. A long source is
         truncated as in `translate`. `first` is the number of earlier pairs in the file.
 
         Raises:
@@ -159,15 +159,15 @@ class Translator(SearchModel):
         pairs = data.pairs('validation')[:config.eval.bleu_sentences or None]
         sources, references = zip(*pairs, strict=True)
         options = search_options(config, method=config.eval.method)
-        found = self.translate(sources, options)
-        scores = corpus_scores([output.text for output in found], references)
+        outputs = self.translate(sources, options)
+        scores = corpus_scores([output.text for output in outputs], references)
         samples = '\n'.join(f'  {output.source}\n    = {reference}\n    ? {output.text}'
-                            for output, reference in zip(found[:SAMPLES], references, strict=False))
-        weights = self.attention(found[0])  # a recurrent model with a fixed context has no attention
+                            for output, reference in zip(outputs[:SAMPLES], references, strict=False))
+        weights = self.attention(outputs[0])  # a recurrent model with a fixed context has no attention
         if config.eval.metric in CASED:
             note_on_case(config)
         return Evaluation({name: scores[name] for name in ('bleu', 'bleu_lowercased_tokenised', 'exact_match')},
-                          samples, found[0], weights)
+                          samples, outputs[0], weights)
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
@@ -179,14 +179,14 @@ class Translator(SearchModel):
         sources, references = zip(*pairs, strict=True)
         encoded = self._encoded(pairs)
         began, compiled_before = time.perf_counter(), compile_time.seconds
-        found = self.translate(sources, options)
+        outputs = self.translate(sources, options)
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
-        outputs = [output.text for output in found]
-        tokens = sum(len(output.hypotheses[0].tokens) + 1 for output in found)
-        results = corpus_scores(outputs, references, config.data.target_lang) | note_on_case(config) | {
+        translations = [output.text for output in outputs]
+        tokens = sum(len(output.hypotheses[0].tokens) + 1 for output in outputs)
+        results = corpus_scores(translations, references, config.data.target_lang) | note_on_case(config) | {
             'perplexity': self.perplexity(encoded, options.batch_size), 'seconds': seconds,
             'compile_seconds': compiling, 'tokens_per_second': tokens / max(seconds - compiling, 1e-9)}
-        return results, list(zip(sources, references, outputs, strict=True))
+        return results, list(zip(sources, references, translations, strict=True))
 
     @override
     def examples(self, data: PairData, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:

@@ -3,12 +3,12 @@
 import functools
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from input_pipeline.arrays import ArrayData
 from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.input_format import visible_steps
-from input_pipeline.preprocessing import Inputs, Preprocessing
+from input_pipeline.preprocessing import Inputs, Preprocessing, Targets
 from runtime.errors import UserError
 
 
@@ -20,7 +20,7 @@ class ArrayPlan:
     """
 
     def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False,
-                 preprocessing: Preprocessing | None = None):
+                 mixup: float = 0.0, preprocessing: Preprocessing | None = None, following: bool = False):
         """Plans every epoch.
 
         Args:
@@ -31,7 +31,10 @@ class ArrayPlan:
           crop: config.data.crop, in pixels. Images are padded with `crop` zeros on each side, then cropped at random to
             the original size.
           flip: config.data.flip.
+          mixup: config.data.mixup.
           preprocessing: the preprocessing of a resumed run. None uses the preprocessing of `data`.
+          following: whether the inputs of the model include the targets, 'following' [n, horizon, channels], for
+            teacher forcing.
 
         Raises:
           UserError: if `crop` or `flip` is not possible for the inputs.
@@ -47,7 +50,7 @@ class ArrayPlan:
         self.rows = [rows]
         self._preprocessing, self._split = preprocessing or data.preprocessing, split
         self._masked = data.form.masked
-        self._seed, self._crop, self._flip = seed, crop, flip
+        self._seed, self._crop, self._flip, self._mixup, self._following = seed, crop, flip, mixup, following
         self._epoch = functools.lru_cache(maxsize=2)(self._order)
 
     def __len__(self) -> int:
@@ -61,18 +64,50 @@ class ArrayPlan:
     def batch(self, step: int, part: Part = ALL) -> Batch:
         """Returns the batch of step `step`. All batches have the same shape. Padding rows are 0 and have weight 0."""
         rows = part.rows(self.rows[0])
-        members = self(step)[rows]
-        raw = self._augmented(self._inputs[members], step, rows)
-        targets = self._preprocessing.targets(self._targets[members])
+        places = np.arange(len(self(step)))[rows]
+        inputs, targets = self._examples(step, places)
+        weights = np.ones(len(places), np.float32)
+        if self._mixup:
+            inputs, targets, weights = self._mixed(step, places, inputs, targets)
+        if self._following:
+            inputs['following'] = targets.reshape(len(places), -1, self._inputs.shape[-1])
 
         def filled(array, value=0):
-            return np.pad(array, [(0, rows.stop - rows.start - len(members))] + [(0, 0)] * (array.ndim - 1),
+            return np.pad(array, [(0, rows.stop - rows.start - len(places))] + [(0, 0)] * (array.ndim - 1),
                           constant_values=value)
 
         # In rows without an example, all steps are visible, because a mean over no steps would be NaN.
-        mask = {'visible': filled(visible_steps(raw), True)} if self._masked else {}
-        return {'inputs': {'inputs': filled(self._preprocessing.inputs(raw)), **mask}, 'targets': filled(targets),
-                'weights': filled(np.ones(len(members), np.float32))}
+        return {'inputs': {name: filled(array, name == 'visible') for name, array in inputs.items()},
+                'targets': filled(targets), 'weights': filled(weights)}
+
+    def _examples(self, step: int, places: Int[np.ndarray, ' places']) -> tuple[dict[str, np.ndarray], Targets]:
+        """Returns the augmented inputs and the targets of the model at places (rows) of batch `step`."""
+        members = self(step)[places]
+        raw = self._augmented(self._inputs[members], step, places)
+        mask = {'visible': visible_steps(raw)} if self._masked else {}
+        return ({'inputs': self._preprocessing.inputs(raw), **mask},
+                self._preprocessing.targets(self._targets[members]))
+
+    def _mixed(self, step: int, places: Int[np.ndarray, ' places'], inputs: dict[str, np.ndarray], targets: Targets
+               ) -> tuple[dict[str, np.ndarray], Int[np.ndarray, 'places 2'], Float[np.ndarray, 'places 2']]:
+        """Mixes each example with another example of the batch: mixup (Zhang et al. 2018, arXiv:1710.09412).
+
+            x = share x_i + (1 - share) x_j,    share ~ Beta(mixup, mixup)
+
+        Returns the mixed inputs, and the two classes of each example with their shares as weights. As in `_augmented`,
+        random numbers are drawn for the whole batch.
+        """
+        count = len(self(step))
+        rng = np.random.default_rng([self._seed or 0, step, 2])  # the 2 separates this stream from `_augmented`
+        partners, shares = rng.permutation(count)[places], rng.beta(self._mixup, self._mixup, count)[places]
+        others, other_targets = self._examples(step, partners)
+        share = shares.reshape(-1, *[1] * (inputs['inputs'].ndim - 1))
+        values = share * inputs['inputs'] + (1 - share) * others['inputs']
+        mixed: dict[str, np.ndarray] = {'inputs': values.astype(np.float32)}
+        if self._masked:
+            mixed['visible'] = inputs['visible'] | others['visible']
+        weights = np.stack([shares, 1 - shares], axis=1).astype(np.float32)
+        return mixed, np.stack([targets, other_targets], axis=1), weights
 
     def describe(self) -> str:
         """Returns a description of the batches for the log, in one line."""
@@ -86,10 +121,10 @@ class ArrayPlan:
             return np.arange(len(self._targets))
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._targets))
 
-    def _augmented(self, images: Inputs, step: int, rows: slice) -> Inputs:
-        """Augments `images`, which are the rows `rows` of batch `step`.
+    def _augmented(self, images: Inputs, step: int, places: Int[np.ndarray, ' places']) -> Inputs:
+        """Augments `images`, which are the rows `places` of batch `step`.
 
-        Random numbers are drawn for the whole batch, so the result for an image does not depend on `rows`.
+        Random numbers are drawn for the whole batch, so the result for an image does not depend on `places`.
         """
         if not self._crop and not self._flip:
             return images
@@ -98,9 +133,9 @@ class ArrayPlan:
         if self._crop:
             border = (self._crop, self._crop)
             padded = np.pad(images, ((0, 0), border, border, (0, 0)))
-            top, left = rng.integers(0, 2 * self._crop + 1, (2, count, 1, 1))[:, rows]
+            top, left = rng.integers(0, 2 * self._crop + 1, (2, count, 1, 1))[:, places]
             images = padded[np.arange(here)[:, None, None], top + np.arange(height)[:, None], left + np.arange(width)]
         if self._flip:
-            mirrored = rng.random(count)[rows] < 0.5
+            mirrored = rng.random(count)[places] < 0.5
             images = np.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
         return images

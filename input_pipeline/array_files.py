@@ -16,7 +16,7 @@ from jaxtyping import Num, UInt8
 from input_pipeline.examples import Examples
 from input_pipeline.image_files import SUFFIXES, class_folders, image_paths, read_class_folders, read_images
 from input_pipeline.input_format import InputFormat
-from input_pipeline.series_tables import read_csv, read_unlabelled
+from input_pipeline.series_tables import read_csv, read_histories, read_unlabelled
 from input_pipeline.sources import open_binary
 from input_pipeline.splits import Parts, naming_option, without_files
 from runtime.errors import UserError
@@ -219,13 +219,24 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
         if images or not form.channels:
             raise UserError(f'{path} is a table of series, but the model was not trained on tables. Use an .npz file'
                             f'{" or images" if images else ""}')
-        names, inputs = read_unlabelled(file, form.channels, form.missing)
+        names, inputs = _series_of_table(file, form)
         where = path
     else:
         inputs, = _arrays(file, ('inputs',))
         where = f'{path}: inputs'
         names = list(map(str, range(len(inputs) if inputs.ndim else 0)))
     return names, form.prepare(inputs, where)
+
+
+def _series_of_table(path: Path, form: InputFormat) -> tuple[list[str], Any]:
+    """Returns the names and the values of the series of a table. To forecast, the series may have any length."""
+    if not form.latest:
+        return read_unlabelled(path, form.channels, form.missing)
+    series, channels = read_histories(path)
+    if channels != list(form.channels):
+        raise UserError(f'{path}:1: the channels are {", ".join(channels)}, but in the training data they are '
+                        f'{", ".join(form.channels)}. Use these columns in this order')
+    return list(series), list(series.values())
 
 
 # Formats: the end of a file's name -> the function that reads a split from its file and the file of the training split.

@@ -211,7 +211,7 @@ class ArrayData:
 
     def _padded(self, inputs: Num[np.ndarray, 'examples time channels'], split: str,
                 where: str) -> Num[np.ndarray, 'examples longest channels']:
-        """Returns series of which all have the length of the longest training series. Shorter series end with NaN.
+        """Returns series that all have the length of the longest training series. Shorter series end with NaN.
 
         Raises:
           UserError: if a series has no values, is longer than the training series, or if a channel has no values.

@@ -161,7 +161,8 @@ class BatchPlan:
         lengths = padded_lengths(store)
         self.bucket_lengths, self.rows = batch_shapes(lengths, tokens=tokens, num_buckets=num_buckets, longest=longest)
         self._store, self._seed, self._links = store, seed, links
-        self._bucket = np.searchsorted(self.bucket_lengths, lengths)
+        # A table of all lengths is faster than a search for each pair. Small integers use less memory.
+        self._bucket = np.searchsorted(self.bucket_lengths, np.arange(lengths.max() + 1)).astype(np.int16)[lengths]
         counts = np.bincount(self._bucket, minlength=len(self.bucket_lengths))
         self._length = int(np.sum(-(-counts // self.rows)))
         self.padding_share = 1 - (store.lengths('target').sum() + len(store)) / np.sum(
@@ -209,9 +210,9 @@ class BatchPlan:
     def _plan_epoch(self, epoch: int) -> Epoch:
         rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
         order = np.arange(len(self._bucket)) if rng is None else rng.permutation(len(self._bucket))
-        batches = []
+        buckets, batches = self._bucket[order], []
         for bucket, rows in enumerate(self.rows):
-            members = order[self._bucket[order] == bucket]
+            members = order[buckets == bucket]
             batches += [(bucket, members[begin:begin + rows]) for begin in range(0, len(members), rows)]
         return Epoch(self._store, batches if rng is None else [
             batches[index] for index in rng.permutation(len(batches))])

@@ -16,7 +16,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,15 +98,12 @@ def verify(folder: Path) -> bool:
         if json.loads((folder / VERIFIED).read_bytes()) == _stamps(folder):
             return False
 
-    def check(name: str) -> None:
+    for name, checksum in checksums.items():
         try:
-            if os.sep in name or file_checksum(folder / name) != checksums[name]:
+            if os.sep in name or file_checksum(folder / name) != checksum:
                 raise Damaged(f'{name} does not match its checksum')
         except OSError as error:
             raise Damaged(f'{name}: {error.strerror}') from None
-
-    with ThreadPoolExecutor() as pool:  # a store has two large files, and zlib releases Python's lock
-        list(pool.map(check, checksums))
     with contextlib.suppress(OSError):  # the cache may be read-only
         _write_verified(folder)
     return True

@@ -140,8 +140,8 @@ def write_joined(join: str, parts: list[Writer], locale: Locale) -> str:
     return format_list(texts, join, locale) if join in LIST_STYLES else join.format(*texts)
 
 
-# The draw functions draw a random value for a form. They return the value as a tuple of the arguments that a write
-# function has between the form and the locale.
+# The draw functions draw a random value for a form. They return the value as a tuple. Its elements are the arguments of
+# the write function after the form and before the locale.
 def draw_moment(rng: random.Random, form: tuple) -> tuple[datetime.datetime]:
     """Draws a random date and time from 1900 to 2050."""
     days = (datetime.date(2051, 1, 1) - datetime.date(1900, 1, 1)).days

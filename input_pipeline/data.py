@@ -8,14 +8,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from configs.tasks import TASKS
 from input_pipeline.array_batches import ArrayPlan
-from input_pipeline.arrays import open_arrays
+from input_pipeline.arrays import ArrayData, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
+from input_pipeline.forecasting import SeriesWindows, open_series
 from input_pipeline.input_format import ENCODINGS, FLOAT32_END, is_name
 from input_pipeline.links import Links
 from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
@@ -240,8 +243,7 @@ class ExampleData:
     labelled: ClassVar[bool]
 
     def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
-        self._config, self.arrays = config, open_arrays(
-            config.data, self.labelled, config.model.patches.patch)
+        self._config, self.arrays = config, self._open(config)
         if kept:
             sizes = _read_sizes(kept)
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
@@ -254,10 +256,13 @@ class ExampleData:
         self._preprocessing = Preprocessing(**self.sizes['preprocessing'])
         self.tokenizers = {}
 
+    def _open(self, config: ConfigDict) -> ArrayData:
+        return open_arrays(config.data, self.labelled, config.model.patches.patch)
+
     def plan(self, split: str) -> ArrayPlan:
-        """Returns batches of examples. Examples of 'train' are cropped and flipped according to `config.data`."""
+        """Returns batches of examples. Examples of 'train' are augmented according to `config.data`."""
         data = self._config.data
-        training = {'crop': data.crop, 'flip': data.flip} if split == 'train' else {}
+        training = {'crop': data.crop, 'flip': data.flip, 'mixup': data.mixup} if split == 'train' else {}
         return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split),
                          preprocessing=self._preprocessing, **training)
 
@@ -268,7 +273,7 @@ class ExampleData:
     def show(self, batch: Batch) -> Iterator[str]:
         """Yields a line for each row: the target, and the mean and the standard deviation of the inputs."""
         for inputs, target, weight in zip(batch['inputs']['inputs'], batch['targets'], batch['weights'], strict=True):
-            if weight:
+            if np.any(weight):
                 shape = ' x '.join(map(str, inputs.shape))
                 yield f'{target}\t{shape}, mean {inputs.mean():.3f}, standard deviation {inputs.std():.3f}'
 
@@ -289,9 +294,26 @@ class MeasuredData(ExampleData):
     labelled = False
 
 
+class SeriesData(MeasuredData):
+    """The data of forecasting: windows of series, whose targets are the next steps."""
+
+    arrays: SeriesWindows
+
+    @override
+    def _open(self, config: ConfigDict) -> SeriesWindows:
+        return open_series(config.data)
+
+    @override
+    def plan(self, split: str) -> ArrayPlan:
+        """Returns batches of windows, with the targets as inputs for teacher forcing."""
+        return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split),
+                         preprocessing=self._preprocessing, following=True)
+
+
 # The name of a task's data (configs/tasks.py) -> the class of the data.
 DATA: Mapping[str, type[PairData | DocumentData | LabelledData | MeasuredData]] = {
-    'pairs': PairData, 'documents': DocumentData, 'classes': LabelledData, 'values': MeasuredData}
+    'pairs': PairData, 'documents': DocumentData, 'classes': LabelledData, 'values': MeasuredData,
+    'series': SeriesData}
 
 
 def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:

@@ -20,7 +20,7 @@ class Examples(NamedTuple):
       groups: the name of the group of each example [n]. All examples of a group are in the same split.
       channels: the names of the channels; () if they have no names.
       values: the names of the target values; () if they have no names.
-      places: the place of each example in the files, for messages; () if the index of the example says enough.
+      places: the place of each example in the files, for messages; () if messages contain only the index.
       resized: whether images were scaled to one size.
       padded: whether series of different lengths end with steps of NaN.
     """

@@ -83,9 +83,9 @@ class ForeignTokenizer(Tokenizer):
 
 
 class SentencePieceTokenizer(ForeignTokenizer):
-    """A SentencePiece model. The numbers of the pieces are those of the model or, as in Marian, of a vocabulary.
+    """A SentencePiece model. A separate vocabulary, as in Marian, may give other numbers to the pieces.
 
-    With a vocabulary, a text may begin with a language code of the vocabulary, as in '>>fra<< How are you?'.
+    With such a vocabulary, a text may begin with a language code of the vocabulary, as in '>>fra<< How are you?'.
     """
 
     def __init__(self, model: bytes):
@@ -183,9 +183,9 @@ class TokenizersTokenizer(ForeignTokenizer):
         return bytes(letters[letter] for letter in piece) if {*piece} <= letters.keys() else piece.encode()
 
     def _readable(self, token: int) -> str:
-        """Returns a token as readable text if possible, and otherwise as the library writes the token.
+        """Returns a token as readable text if possible. Otherwise, returns the text of the library.
 
-        The library writes the tokens of byte-level BPE with a letter for each byte, which is hard to read.
+        The library's text is hard to read: in byte-level BPE, it has one letter for each byte.
         """
         if token < len(SPECIAL):
             return SPECIAL[token]
@@ -230,7 +230,7 @@ def sentencepiece_tokenizer(model: bytes, special: Sequence[int | None], size: i
       model: the content of the model file.
       special: the original numbers of PAD, BOS, EOS and UNK. A number is None if the token does not exist.
       size: the number of original tokens, which is the number of rows of the imported model's embedding.
-      vocabulary: {piece: number} if the numbers of the pieces are not those of the SentencePiece model.
+      vocabulary: {piece: number} if the pieces have other numbers than in the SentencePiece model.
 
     Raises:
       ValueError: if the arguments do not describe the same vocabulary.

@@ -38,6 +38,7 @@ class InputFormat:
       resized: whether images from files are scaled to `shape`.
       padded: whether series may be shorter than `shape`. Shorter series end with steps of NaN.
       missing: whether values of series may be missing (NaN).
+      latest: whether the model reads only the last steps of longer series, as in forecasting.
     """
     shape: tuple[int, ...]
     preprocessing: Preprocessing
@@ -51,6 +52,7 @@ class InputFormat:
     resized: bool = False
     padded: bool = False
     missing: bool = False
+    latest: bool = False
 
     @property
     def masked(self) -> bool:
@@ -93,6 +95,8 @@ class InputFormat:
           UserError: if the inputs have another shape or are not finite numbers. Also if images have another encoding,
             or are far outside the range of the training images.
         """
+        if self.latest:
+            inputs = latest_steps(inputs, self.shape[0], where)
         if self.masked:
             array = pad_series(inputs, self.shape, where)
             check_series(array, where, self.missing)
@@ -116,7 +120,8 @@ class InputFormat:
         floats = array.dtype.kind == 'f'
         if floats and array.max() == 1 and self.encoding == BYTES and np.isin(array, (0, 1)).all():
             raise UserError(f'{where} have the type {array.dtype} and only the values 0 and 1. The model was trained '
-                            f'on images of {MEANINGS[BYTES]}, so 1 may mean 1 or 255. Convert the images to uint8')
+                            f'on images of {MEANINGS[BYTES]}, so the value 1 is ambiguous: it may stand for 1 or 255. '
+                            'Convert the images to uint8')
         scale = 255 if floats and array.max() <= 1 else 1
         numbers = np.round(array.astype(np.float64) * scale)
         wrong = (np.abs(array.astype(np.float64) * scale - numbers) > EXACT) | (numbers < 0) | (numbers > 255)
@@ -203,11 +208,24 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
     return padded
 
 
-def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, missing: bool) -> None:
-    """Checks series that may end with steps of NaN, and, if `missing` is True, may have missing values (NaN).
+def latest_steps(series: Shaped[np.ndarray, '...'] | Sequence, steps: int, where: str) -> list[Any]:
+    """Returns the last `steps` steps of each series [time, channels].
 
     Raises:
-      UserError: if another value is not a finite number, or a series has no values.
+      UserError: if a series has fewer steps.
+    """
+    for index, values in enumerate(series):
+        if np.ndim(values) and len(values) < steps:
+            raise UserError(f'{where}: example {index} has {len(values)} steps, but a forecast is based on the last '
+                            f'{steps} steps (config.data.context of the run). Add steps')
+    return [values[-steps:] if np.ndim(values) else values for values in series]
+
+
+def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, missing: bool) -> None:
+    """Checks the values of series. NaN is allowed at the end, as padding, and elsewhere only if `missing` is True.
+
+    Raises:
+      UserError: if any other value is not a finite number, or a series has no values.
     """
     absent = np.isnan(series)
     within = np.maximum.accumulate(visible_steps(series)[:, ::-1], axis=1)[:, ::-1]  # before the padding

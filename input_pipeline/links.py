@@ -51,7 +51,7 @@ def gold_links(pairs: Sequence[tuple[str, str]], source_locale: str, target_loca
 
 def links_of(pairs: Sequence[tuple[str, str]], writers: Mapping[tuple[str, str], builtin.Writer], source_locale: str,
              target_locale: str) -> list[Links]:
-    """Returns the links of pairs of a built-in corpus. `writers` are the writers of the corpus (builtin.make_corpus).
+    """Returns the gold links of pairs of a built-in corpus. `builtin.make_corpus` has filled the dict `writers`.
 
     Raises:
       KeyError: if a pair is not in the corpus. The argument is the source.

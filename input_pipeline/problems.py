@@ -14,6 +14,7 @@ from input_pipeline.array_files import has_files
 from input_pipeline.arrays import open_arrays
 from input_pipeline.data import learned_tokenizers
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
+from input_pipeline.forecasting import open_series
 from input_pipeline.sources import Corpus, TextCorpus, open_corpus
 from input_pipeline.splits import SPLITS, sets_to_test
 from input_pipeline.token_store import document_tokenizers, tokenizers_for
@@ -91,6 +92,10 @@ def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection
     return [problem for split in splits for problem in messages_of(functools.partial(arrays.inputs, split))]
 
 
+def _series_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str]) -> list[str]:
+    return [] if others else messages_of(lambda: open_series(config.data))
+
+
 def _is_small(files: Sequence[Path]) -> bool:
     return sum(file.stat().st_size for file in files) <= SMALL
 
@@ -99,4 +104,4 @@ def _is_small(files: Sequence[Path]) -> bool:
 PROBLEMS: Mapping[str, Callable[[ConfigDict, Sequence[str], Collection[str]], list[str]]] = {
     'pairs': functools.partial(_text_problems, open_corpus, tokenizers_for),
     'documents': functools.partial(_text_problems, open_documents, document_tokenizers),
-    'classes': _array_problems, 'values': _array_problems}
+    'classes': _array_problems, 'values': _array_problems, 'series': _series_problems}

@@ -120,7 +120,7 @@ class ResegmentedPlan(BatchPlan):
 
     def _cut(self, order: Int[np.ndarray, ' pairs'], lengths: Int[np.ndarray, ' pairs'],
              ) -> list[tuple[np.integer, Int[np.ndarray, ' rows']]]:
-        """Divides the pairs into batches (bucket, rows of the store)."""
+        """Divides the pairs, in the given order, into batches. A batch is a tuple (bucket, rows of the store)."""
         buckets = np.searchsorted(self.bucket_lengths, lengths)
         order = order[np.argsort(-buckets[order], kind='stable')]
         batches, begin = [], 0

@@ -18,6 +18,7 @@ from input_pipeline.splits import say, warn
 from runtime.errors import UserError
 
 NOT_CHANNELS = ('series', 'time', 'group', 'target')  # every other column is a channel
+USE_MEAN = '. To train with missing values, set config.data.missing=mean'
 MISSING = ('', 'na', 'nan', 'null')  # cells of missing values, in lower case
 REGULAR = 0.1  # a step of time is irregular if it differs from the median step by more than this share
 
@@ -86,19 +87,39 @@ def read_unlabelled(path: Path, channels: Sequence[str],
     return list(series), _channels(series, channels, path, missing)
 
 
-def _read_series(path: Path, training: Path | None, channels: Sequence[str],
-                 values: Sequence[str]) -> dict[str, list[Row]]:
-    """Returns {name of a series: its rows in the order of time}. `values` are the columns of the targets."""
+def read_histories(path: Path) -> tuple[dict[str, Float[np.ndarray, 'time channels']], list[str]]:
+    """Reads the series of a table for forecasting: {name: values}, and the names of the channels.
+
+    The columns are `series` and `time`, which are optional, and the channels. Without the column `series`, all rows are
+    one series, whose name is ''.
+
+    Raises:
+      UserError: if the table has another form, or a value is missing.
+    """
+    channels = [name for name in _read_table(path)[0] if name not in ('series', 'time')]
+    if wrong := [name for name in channels if not is_channel(name)]:
+        raise UserError(f'{path}:1: column {wrong[0]!r} is not used for forecasting. Rename the column, or remove it')
+    series = _read_series(path, path, channels, [], named=False)
+    hint = '. Forecasting needs every value: fill the gaps'
+    return {name: _channels({name: rows}, channels, path, False, hint)[0] for name, rows in series.items()}, channels
+
+
+def _read_series(path: Path, training: Path | None, channels: Sequence[str], values: Sequence[str],
+                 named: bool = True) -> dict[str, list[Row]]:
+    """Returns {name of a series: its rows in the order of time}. `values` are the columns of the targets.
+
+    If `named` is False and the column `series` is missing, the table is one series with the name ''.
+    """
     if not channels:
         raise UserError(f'{training}:1: no column is a channel. Add a column other than {", ".join(NOT_CHANNELS)}')
     header, table = _read_table(path)
-    if missing := [name for name in ('series', *channels, *values) if name not in header]:
+    if missing := [name for name in (*['series'] * named, *channels, *values) if name not in header]:
         raise UserError(f'{path}:1: column {missing[0]!r} is missing. The columns are {", ".join(header)}')
     if extra := [name for name in header if is_channel(name) and name not in channels]:
         raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data. Remove the column')
     constant, series, previous = [*values, *(['group'] if 'group' in header else [])], {}, None
     for line, cells in table:
-        name = cells['series']
+        name = cells.get('series', '')
         rows = series.setdefault(name, [])
         if rows and previous != name and 'time' not in header:
             raise UserError(f'{path}:{line}: series {name!r} continues here, but it began at line {rows[0].line} and '
@@ -160,15 +181,18 @@ def _time_parser(first: Row, path: Path):
     return parse
 
 
-def _channels(series: dict[str, list[Row]], channels: Sequence[str], path: Path,
-              missing: bool) -> Float[np.ndarray, 'series time channels']:
-    """Returns the channels. Shorter series end with NaN. If `missing` is True, empty cells are NaN, too."""
+def _channels(series: dict[str, list[Row]], channels: Sequence[str], path: Path, missing: bool,
+              hint: str = USE_MEAN) -> Float[np.ndarray, 'series time channels']:
+    """Returns the channels. Shorter series end with NaN. If `missing` is True, empty cells are NaN, too.
+
+    `hint` is the end of the message about a missing value.
+    """
     array = np.full((len(series), max(map(len, series.values())), len(channels)), np.nan)
     for index, rows in enumerate(series.values()):
         for step, row in enumerate(rows):
             for channel, name in enumerate(channels):
                 if not (missing and row.cells[name].lower() in MISSING):
-                    array[index, step, channel] = _number(row.cells[name], f'{path}:{row.line}: {name}')
+                    array[index, step, channel] = _number(row.cells[name], f'{path}:{row.line}: {name}', hint)
     return array
 
 
@@ -232,10 +256,9 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _number(text: str, where: str) -> float:
+def _number(text: str, where: str, hint: str = USE_MEAN) -> float:
     if not _is_number(text):
-        hint = '. To train with missing values, set config.data.missing=mean' if text.lower() in MISSING else ''
-        raise UserError(f'{where} is {text!r}, not a number{hint}')
+        raise UserError(f'{where} is {text!r}, not a number{hint if text.lower() in MISSING else ""}')
     if not abs(float(text)) < FLOAT32_END:
         raise UserError(f'{where} is {text!r}, which exceeds 3.4e38, the maximum of float32')
     return float(text)

@@ -1,7 +1,7 @@
 """Writes the files of a token store, and joins the stores of several shards.
 
-A store is a folder. A row of a store is a sentence pair with the sides 'source' and 'target', or a document with the
-only side 'text'. For each side, the folder has two files: SIDE.tokens (uint32, the concatenation of all rows) and
+A store is a folder. A row of a store is a sentence pair with the sides 'source' and 'target', or a document with
+one side, 'text'. For each side, the folder has two files: SIDE.tokens (uint32, the concatenation of all rows) and
 SIDE.offsets.npy (int64, the index at which each row begins, and the end of the last row). stats.json has counts.
 """
 

@@ -43,7 +43,7 @@ class TokenLinks:
 def word_numbers(pieces: Sequence[bytes]) -> tuple[Int[np.ndarray, ' pieces'], int]:
     """Returns the number of the word of each piece, and the number of words.
 
-    White space belongs to the next word. White space at the end of the text has the number of words.
+    White space belongs to the next word. White space at the end of the text gets the number after the last word.
     """
     text = b''.join(pieces)
     edges = [0, *itertools.chain.from_iterable(match.span() for match in SPACES.finditer(text)), len(text)]

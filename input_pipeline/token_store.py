@@ -23,6 +23,7 @@ from input_pipeline.builds import build_once, open_built
 from input_pipeline.documents import Documents
 from input_pipeline.shards import Rows, Write, build_together
 from input_pipeline.sources import Corpus
+from input_pipeline.splits import say
 from input_pipeline.stores import SIDES, TEXT, TOKEN, sides_of, write_documents, write_pairs
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from runtime.errors import UserError
@@ -57,7 +58,7 @@ class DocumentStats(msgspec.Struct, kw_only=True):
 class TokenStore:
     """The memory-mapped token ids of a split, without start and end tokens.
 
-    A row is a sentence pair with the sides 'source' and 'target', or a document with the only side 'text'.
+    A row is a sentence pair with the sides 'source' and 'target', or a document with one side, 'text'.
 
     Attributes:
       stats: counts. For pairs: 'pairs', 'dropped_empty', 'dropped_long', 'source_tokens', 'target_tokens'. For
@@ -87,13 +88,16 @@ class TokenStore:
     def _check_offsets(self, side: str, rows: int) -> None:
         offsets, count = self._offsets.get(side), self.stats[f'{side}_tokens']
         if (offsets is None or offsets.dtype != np.int64 or offsets.shape != (rows + 1,) or offsets[0]
-                or offsets[-1] != count or max(1, count) != len(self._tokens[side]) or (np.diff(offsets) < 0).any()):
+                or offsets[-1] != count or max(1, count) != len(self._tokens[side])):
             raise UserError(f'the token store {self._folder}: {side}.offsets.npy does not fit {side}.tokens and '
                             f'stats.json. {ADVICE}')
 
-    def check_tokens(self, tokenizers: Mapping[str, Tokenizer]) -> None:
-        """Reads all tokens of the store. Raises UserError if a token is not in the vocabulary of its side."""
+    def check_rows(self, tokenizers: Mapping[str, Tokenizer]) -> None:
+        """Reads all rows. Raises UserError if a row has a negative length or a token outside of its vocabulary."""
         for side, tokens in self._tokens.items():
+            if (self.lengths(side) < 0).any():
+                raise UserError(f'the token store {self._folder}: {side}.offsets.npy contains decreasing offsets. '
+                                f'{ADVICE}')
             if (largest := int(tokens.max())) >= len(tokenizers[side]):
                 raise UserError(f'the token store {self._folder}: {side}.tokens contains the token {largest}, but the '
                                 f'vocabulary has only {len(tokenizers[side])} tokens. {ADVICE}')
@@ -200,8 +204,8 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
     store = _open(cache / 'tokens' / key, functools.partial(documents.documents, split), functools.partial(
         write_documents, tokenizer=tokenizers[TEXT]), tokenizers)
     stats = store.stats
-    log.info('%s: %d documents, %d characters in %d tokens; dropped %d documents without text',
-             split, stats['documents'], stats['characters'], stats['text_tokens'], stats['dropped_empty'])
+    say(f'{split}: {stats["documents"]} documents, {stats["characters"]} characters in {stats["text_tokens"]} tokens; '
+        f'dropped {stats["dropped_empty"]} documents without text')
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} documents without text were dropped. '
                         f'The split was read from {documents.fingerprint(split)}')
@@ -213,7 +217,7 @@ def _open(folder: Path, rows: Rows, write: Write, tokenizers: Mapping[str, Token
     def read(folder: Path, is_unknown: bool) -> TokenStore:
         store = TokenStore(folder)
         if is_unknown:
-            store.check_tokens(tokenizers)
+            store.check_rows(tokenizers)
         return store
 
     return open_built(folder, lambda: build_together(folder, rows, write), read)

@@ -26,7 +26,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Returns the number of tokens, including the four special ones."""
+        """Returns the number of tokens, including the four special tokens."""
 
     @abc.abstractmethod
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:

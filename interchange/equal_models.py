@@ -36,7 +36,7 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
 
 
 def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict, Arrays]:
-    """Returns a language model without the scaling of the embeddings. The embeddings themselves are multiplied instead.
+    """Returns a language model that does not scale its embeddings. Instead, the table of embeddings is multiplied.
 
     Tied embeddings become two arrays, because the output projection keeps the previous values.
     """
@@ -63,7 +63,7 @@ def with_table(model: ConfigDict, arrays: Arrays, length: int) -> tuple[ConfigDi
 
 def without_heads(model: ConfigDict, arrays: Arrays,
                   removed: Mapping[str, Collection[int]]) -> tuple[ConfigDict, Arrays]:
-    """Returns the model without some attention heads. The outputs are those of the model with these heads set to zero.
+    """Returns the model without some attention heads. The outputs equal the model's outputs with these heads set to 0.
 
     All attention layers of a model have the same number of heads. So the new number is the largest number of remaining
     heads of a layer. A layer with fewer remaining heads keeps some of its removed heads, whose rows of the output

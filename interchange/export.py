@@ -27,7 +27,7 @@ FORMATS: Mapping[str, Callable[..., None]] = {
 
 def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | int = 'best',
            quantization: str = 'float32') -> list[Path]:
-    """Writes the model of a run in another library's format, and returns the new files. After a failure, none remains.
+    """Writes the model of a run in another library's format. Returns the new files. A failure leaves no files behind.
 
     Args:
       workdir: the run directory.
@@ -52,8 +52,8 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
                          checkpoint: str | int = 'best') -> list[Path]:
     """Writes a run without some of its attention heads as safetensors, and returns the files.
 
-    The folder can be loaded like a run directory. The outputs are those of the run with the removed heads set to zero;
-    `interchange.equal_models.without_heads` explains how many heads are left.
+    The folder can be loaded like a run directory. The outputs equal the run's outputs with the removed heads set to
+    zero. `interchange.equal_models.without_heads` explains how many heads remain.
 
     Args:
       workdir: the run directory.
@@ -80,7 +80,7 @@ def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int | np.in
     if len(trained.workdirs) > 1 or model.kind not in ('transformer', 'language_model'):
         raise UserError(f'{run}: heads can be removed from one run with model.kind=transformer or language_model')
     if model.position in ('relative', 'alibi'):
-        raise UserError(f'{run}: config.model.position={model.position} belongs to the numbers of the heads, so heads '
+        raise UserError(f'{run}: with config.model.position={model.position}, each head has a different bias, so heads '
                         'cannot be removed. Set the heads to zero')
     if model.num_key_value_heads not in (0, model.num_heads):
         raise UserError(f'{run}: config.model.num_key_value_heads={model.num_key_value_heads}: heads share keys and '

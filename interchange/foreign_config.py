@@ -19,7 +19,7 @@ Token = Annotated[int, msgspec.Meta(ge=-1, lt=2 ** 31)]  # -1 means no token, as
 
 
 class ForeignConfig(msgspec.Struct, kw_only=True):
-    """The fields of config.json that all model families have. The defaults are those of Hugging Face's library."""
+    """The fields of config.json that all model families have. Hugging Face's library has the same defaults."""
     model_type: str
     vocab_size: Size
     pad_token_id: Token | None = None

@@ -116,10 +116,7 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array can be derived from the config or from other arrays.
-
-    Such arrays are attention masks.
-    """
+    """Returns whether an array is an attention mask, which can be derived from the config."""
     return name.endswith(('.attn.bias', '.attn.masked_bias'))
 
 

@@ -231,8 +231,9 @@ def _read_parameters(folder: Path, family: Any, links: Any, files: dict[Path, di
                 if full(name) in tied:
                     first = first or (name, array)
                     if not np.array_equal(array, first[1], equal_nan=True):
-                        raise UserError(f'{path}: the arrays {first[0]} and {name} differ, but by config.json they are '
-                                        'tied (tie_word_embeddings). Use config.json and weights of the same model')
+                        raise UserError(f'{path}: the arrays {first[0]} and {name} differ, but they are tied '
+                                        'according to config.json (tie_word_embeddings). Use config.json and weights '
+                                        'of the same model')
                 if link:
                     params |= {ours: jnp.asarray(array) for ours, array in to_ours(link, array).items()}
     return unflatten_dict(params, sep='/')

@@ -178,10 +178,7 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array can be derived from the config or from other arrays.
-
-    Such arrays are the frequencies of the rotary positions.
-    """
+    """Returns whether an array has the frequencies of the rotary positions, which can be derived from the config."""
     return name.endswith('rotary_emb.inv_freq')
 
 

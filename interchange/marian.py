@@ -148,7 +148,7 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array can be derived from the config. Such arrays are sinusoids."""
+    """Returns whether an array is a table of sinusoids, which can be derived from the config."""
     return name.endswith('embed_positions.weight')
 
 

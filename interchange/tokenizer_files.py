@@ -30,10 +30,10 @@ def write_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path) -> None:
 
 
 def with_dummy_prefix(model: bytes) -> bytes:
-    """Returns a copy of a SentencePiece model that itself adds a space before each text.
+    """Returns a copy of a SentencePiece model that adds a space before each text.
 
-    In this project, SubwordTokenizer adds this space. Other libraries expect that the SentencePiece model adds the
-    space.
+    In this project, the class SubwordTokenizer adds this space, not the SentencePiece model. Other libraries expect
+    that the SentencePiece model adds the space.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # pyright: ignore[reportAttributeAccessIssue]
     proto.normalizer_spec.add_dummy_prefix = True

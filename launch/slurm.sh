@@ -21,15 +21,15 @@
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 2
 
-# srun returns one status for all tasks: 128 + signal if a signal ended any of them, otherwise the highest exit status.
-# --kill-on-bad-exit, without which the remaining tasks might wait for a task that failed, ends tasks by signals. So the
-# status of srun does not show whether a task ended with 2. Such a task writes a line to this file instead.
+# srun returns one status for all tasks: 128 + signal if a signal ended a task, otherwise the highest exit status.
+# After a task has failed, --kill-on-bad-exit ends the remaining tasks by signals, because they might wait for the failed
+# task. So the status of srun does not show whether a task ended with 2. Such a task writes a line to this file instead.
 errors=allyouneed-$SLURM_JOB_ID.errors
 : > "$errors" || exit 2
 trap 'rm -f "$errors"' EXIT
 
-# Slurm gives each task its number and the address of the first one; train.py reads them itself. Slurm sends signals to
-# bash, too: with a trap, it waits until train.py has ended.
+# Slurm gives each task its number and the address of the first task, and train.py reads both values. Slurm also sends
+# signals to bash. The trap makes bash wait until train.py has ended.
 # shellcheck disable=SC2016  # the inner bash expands these variables
 srun --kill-on-bad-exit=1 bash -c '
   trap : TERM

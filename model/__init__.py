@@ -24,5 +24,5 @@ if lacks_flag():
 
 
 def parameter_count(params: PyTree) -> int:
-    """Returns the number of numbers in the arrays of `params`. Shared parameters are counted once."""
+    """Returns the total number of elements in the arrays of `params`. Shared parameters are counted once."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))

@@ -19,6 +19,7 @@ from typing_extensions import override
 from kernels.attention import fused_attention, in_chunks, of_used_keys
 from kernels.heads import einsum_per_head
 from kernels.product import dot_general, products
+from model.cache import Past
 from model.dropout import drop
 from model.places import place, wanted
 from model.positional import AnyArray, Rotary, rotate
@@ -278,12 +279,11 @@ class MultiHeadAttention(nn.Module):
             pooled = fused_attention(query, key, value, relation.whole_mask(), relation.whole_bias(),
                                      scale=None if self.score == 'scaled_dot' else 1.0)
         elif used is not None and not watched:
-            # The arrays get the layout of a past before they enter the branches, so that XLA copies no whole past.
-            pasts = [jnp.moveaxis(array, 1, 3) for array in (key, value)]
+            # The arrays get the axes of a past before they enter the branches, so that XLA copies no whole past.
+            past = Past.of(key, value)
 
             def of_first(count):
-                keys, values = (jnp.moveaxis(past[..., :count], 3, 1) for past in pasts)
-                return attention(query, keys, values, relation.first_keys(count), score, drop)[0]
+                return attention(query, *past.first(count).keys_values(), relation.first_keys(count), score, drop)[0]
 
             pooled = of_used_keys(of_first, key.shape[1], used)
         else:

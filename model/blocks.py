@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -16,7 +17,7 @@ from kernels.dense import Dense
 from kernels.product import PRODUCT
 from kernels.random_masks import keep_mask
 from model.attention import MultiHeadAttention
-from model.cache import Past, from_past, to_past, write
+from model.cache import Past
 from model.dropout import Dropout
 from model.places import place, reading
 from model.positional import RelativeBias, Rotary
@@ -101,9 +102,8 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
     other hypotheses.
     """
     query, key, value = attention.queries_keys_values(x, relation.target)
-    past = write(past, key, value, first)
-    keys, values = from_past(past['key']), from_past(past['value'])
-    return attention.look(query, keys, values, relation, used=first + x.shape[1]), past
+    past = past.write(key, value, first)
+    return attention.look(query, *past.keys_values(), relation, used=first + x.shape[1]), past
 
 
 class FeedForward(nn.Module):
@@ -201,11 +201,12 @@ class EncoderBlock(nn.Module):
 
     def prefill(self, x: Sequence, relation: Relation, deterministic: bool = True) -> tuple[Sequence, Past]:
         """Returns the outputs at all positions of `x`, and the keys and values that later positions attend to."""
-        past = {}
+        past: Any = None
 
         def attend(y):
+            nonlocal past
             key, value = self.self_attention.keys_values(y, relation.source)
-            past['key'], past['value'] = to_past(key), to_past(value)
+            past = Past.of(key, value).in_rows()
             return self.self_attention.attend(y, key, value, relation, deterministic)
 
         x = self.self_attention_residual(x, attend, deterministic)
@@ -249,8 +250,7 @@ class DecoderBlock(nn.Module):
 
     def memory_keys_values(self, memory: Float[Array, 'batch source d_model']) -> Past:
         """Returns the keys and values of cross-attention, which are the same at every step of decoding."""
-        key, value = self.cross_attention.keys_values(memory)
-        return {'key': to_past(key), 'value': to_past(value)}
+        return Past.of(*self.cross_attention.keys_values(memory)).in_rows()
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: Past, memory_relation: Relation,
                     past: Past, first: Int[Array, ''],
@@ -265,7 +265,7 @@ class DecoderBlock(nn.Module):
             return attended
 
         def look_up(y):
-            return self.cross_attention.attend(y, from_past(memory['key']), from_past(memory['value']), memory_relation)
+            return self.cross_attention.attend(y, *memory.keys_values(), memory_relation)
 
         x = self.self_attention_residual(x, attend)
         x = self.cross_attention_residual(x, look_up)

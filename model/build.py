@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from model.blocks import BlockConfig
+from model.forecaster import Forecaster
 from model.language_model import LanguageModel
 from model.patches import PatchTransformer, grid_sinusoids, patch_grid
 from model.recurrent import RNNSearch
@@ -32,6 +33,7 @@ MODELS = {
     'rnnsearch': Kind(RNNSearch, 'recurrent'),
     'language_model': Kind(LanguageModel),
     'patches': Kind(PatchTransformer, 'patches'),
+    'forecaster': Kind(Forecaster, 'patches'),
 }
 
 

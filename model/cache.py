@@ -6,19 +6,78 @@ wrote the key. Beam search reorders only these tables, which have a few bytes pe
 of a sentence are one matrix product of their queries with the same keys. A mask hides the keys of other hypotheses.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels.layout import in_rows
 
-# The 'key' and 'value' of a layer, [batch, groups, width, keys]. The matrix products of attention read this order of
-# axes without a copy. Groups are the heads of keys and values.
-Past = dict[str, Array]
 Ancestors = Int[Array, 'batch beam slots']
+KEYS_AXIS = {'key': 3, 'value': 2}  # the axis of the keys in each field of `Past`
+
+
+class Past(flax.struct.PyTreeNode):
+    """The keys and values of an attention layer, with the axes that the matrix products of a step read without a copy.
+
+    The scores are queries [beam, d_k] times keys [d_k, keys], and the output is weights [beam, keys] times values
+    [keys, d_v] (kernels/heads.py). Compared with values [d_v, keys], the second product takes a third of the time.
+
+    Attributes:
+      key: [batch, groups, d_k, keys]. Groups are the heads of keys and values.
+      value: [batch, groups, keys, d_v].
+    """
+    key: Any
+    value: Any
+
+    @classmethod
+    def of(cls, key: Float[Array, 'batch keys groups d_k'], value: Float[Array, 'batch keys groups d_v']) -> 'Past':
+        """Returns the past of keys and values that have the axes of attention."""
+        return cls(jnp.moveaxis(key, 1, KEYS_AXIS['key']), jnp.moveaxis(value, 1, KEYS_AXIS['value']))
+
+    @classmethod
+    def empty(cls, batch: int, groups: int, widths: tuple[int, int], keys: int, dtype: DTypeLike) -> 'Past':
+        """Returns a past of zeros. `widths` is (d_k, d_v)."""
+        d_k, d_v = widths
+        return cls(jnp.zeros((batch, groups, d_k, keys), dtype), jnp.zeros((batch, groups, keys, d_v), dtype))
+
+    def keys_values(self) -> tuple[Float[Array, 'batch keys groups d_k'], Float[Array, 'batch keys groups d_v']]:
+        """Returns the keys and the values with the axes that attention expects, without a copy in memory."""
+        return jnp.moveaxis(self.key, KEYS_AXIS['key'], 1), jnp.moveaxis(self.value, KEYS_AXIS['value'], 1)
+
+    def length(self) -> int:
+        """Returns the number of keys."""
+        return self.key.shape[KEYS_AXIS['key']]
+
+    def in_rows(self) -> 'Past':
+        """Returns the same past, stored in the order of its axes, so that no step copies it."""
+        return jax.tree.map(in_rows, self)
+
+    def first(self, count: int) -> 'Past':
+        """Returns the first `count` keys and values."""
+        return self._each(lambda array, axis: jax.lax.slice_in_dim(array, 0, count, axis=axis))
+
+    def resized(self, keys: int) -> 'Past':
+        """Returns the past with room for `keys` more keys. If `keys` is negative, removes the last -keys keys."""
+        if keys < 0:
+            return self.first(self.length() + keys)
+        return self._each(lambda array, axis: jnp.pad(
+            array, [(0, keys if other == axis else 0) for other in range(array.ndim)]))
+
+    def write(self, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
+              first: Int[Array, '']) -> 'Past':
+        """Returns the past after all hypotheses have written the keys and values of one step from index `first` on."""
+        new = Past.of(key, value)
+        return self.replace(**{name: jax.lax.dynamic_update_slice_in_dim(
+            getattr(self, name), getattr(new, name).astype(getattr(self, name).dtype), first, axis=axis)
+            for name, axis in KEYS_AXIS.items()})
+
+    def _each(self, function: Callable[[Array, int], Array]) -> 'Past':
+        return self.replace(**{name: function(getattr(self, name), axis) for name, axis in KEYS_AXIS.items()})
 
 
 class Memory(flax.struct.PyTreeNode):
@@ -41,8 +100,8 @@ class Cache(flax.struct.PyTreeNode):
       state: values of each hypothesis (the table of its ancestors, the state of a recurrent network);
         leaves [batch, beam, ...]. Beam search reorders these values with one tree.map.
       position: int [], number of tokens decoded so far.
-      past: keys and values that the hypotheses of a sentence have written; leaves [batch, ..., keys]. Each step of
-        `beam` hypotheses writes the next `beam` keys. `resized` adds room for more steps. The past is never reordered.
+      past: a tree of `Past`, the keys and values that the hypotheses of a sentence have written. Each step of `beam`
+        hypotheses writes the next `beam` keys. `resized` adds room for more steps. The past is never reordered.
     """
     memory: Any
     state: Any
@@ -51,12 +110,8 @@ class Cache(flax.struct.PyTreeNode):
 
     def resized(self, keys: int) -> 'Cache':
         """Returns the cache with room for `keys` more keys. If `keys` is negative, removes the last -keys keys."""
-        def resize(leaf):
-            if keys < 0:
-                return leaf[..., :keys]
-            return jnp.pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, keys)])
-
-        return self.replace(past=jax.tree.map(resize, self.past))
+        return self.replace(past=jax.tree.map(lambda past: past.resized(keys), self.past,
+                                              is_leaf=lambda node: isinstance(node, Past)))
 
 
 def no_ancestors(batch: int, beam: int, slots: int) -> Ancestors:
@@ -79,21 +134,3 @@ def ancestor_mask(ancestors: Ancestors, keys: int) -> Bool[Array, 'batch 1 beam 
     batch, beam, _ = ancestors.shape
     visible = ancestors[:, :, :keys // beam, None] == jnp.arange(beam)
     return visible.reshape(batch, 1, beam, keys)
-
-
-def write(past: Past, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
-          first: Int[Array, '']) -> Past:
-    """Returns the past after all hypotheses have written the keys and values of one step, from index `first` on."""
-    return {name: jax.lax.dynamic_update_slice_in_dim(
-        past[name], jnp.moveaxis(new, 1, 3).astype(past[name].dtype), first, axis=3)
-        for name, new in {'key': key, 'value': value}.items()}
-
-
-def to_past(array: Float[Array, 'batch source groups width']) -> Float[Array, 'batch groups width source']:
-    """Returns keys or values with the axes of a past. Memory has the same order, so that no step copies the array."""
-    return in_rows(jnp.moveaxis(array, 1, 3))
-
-
-def from_past(array: Float[Array, 'batch groups width source']) -> Float[Array, 'batch source groups width']:
-    """Returns keys or values of a past with the axes that attention expects, without a copy in memory."""
-    return jnp.moveaxis(array, 3, 1)

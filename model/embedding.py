@@ -52,7 +52,7 @@ class Projection(flax.struct.PyTreeNode):
 
 
 def with_absent(bias: Float[Array, '{size}'] | None, absent: Sequence[int], size: int) -> Float[Array, '{size}'] | None:
-    """Returns the bias of `size` logits, with ABSENT for the `absent` tokens, or None if no logit has a bias."""
+    """Returns the bias of `size` logits. `absent` tokens get the bias ABSENT. None means that no logit has a bias."""
     if not absent:
         return bias
     return (jnp.zeros(size, jnp.float32) if bias is None else bias).at[jnp.array(absent)].set(ABSENT)

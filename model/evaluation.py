@@ -58,8 +58,9 @@ def supervised(measure: Measure) -> Objective:
 
 
 def with_sown(sums: Sums, sown: Any) -> Sums:
-    """Returns sums that include the losses that modules have sown. Sown losses are means, so they are multiplied by the
-    number of targets.
+    """Returns the sums after adding the losses that modules have sown.
+
+    A sown loss is a mean. So it is multiplied by the number of targets before it is added.
     """
     losses = jax.tree.leaves(sown)
     return sums.replace(loss=sums.loss + sums.tokens * sum(map(jnp.sum, losses))) if losses else sums

@@ -25,7 +25,7 @@ class Prompt(flax.struct.PyTreeNode):
     """The keys and values of a prompt, in all layers.
 
     Attributes:
-      pasts: the keys and values of each layer, arrays [batch, groups, width, prompt].
+      pasts: the `Past` of each layer.
       visible: bool [batch, prompt], False at padding.
     """
     pasts: Any
@@ -106,7 +106,7 @@ class LanguageModel(nn.Module):
         """Maps the newest token of each continuation to the logits of the next token."""
         visible = cache.memory['visible']
         (batch, prompt), beam = visible.shape, token.shape[1]
-        keys = cache.past[0]['key'].shape[3] - prompt
+        keys = cache.past[0].length() - prompt
         ancestors = with_own(cache.state['ancestors'], cache.position)
         # The past contains the padded prompt, then the continuation. The positions of the continuation follow the last
         # token of the prompt, without the padding.

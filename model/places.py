@@ -1,4 +1,4 @@
-"""Places: names for intermediate values of a model, by which the values can be read or replaced.
+"""Places: names of intermediate values of a model. Values can be read or replaced by the names of their places.
 
 The code of a model names a value in one line:
 
@@ -60,8 +60,7 @@ class Lens:
     Attributes:
       edit: a function from the name of a place to the function that replaces the value, or to None.
       read: a function from the name of a place to whether the value is captured; None if no value is captured. An
-      edited
-        value is captured after the edit.
+        edited value is captured after the edit.
       captured: the captured values by the name of the place.
       positions: positions of the tokens of this step, int [#batch, 1]; None if the pass computes all positions.
     """
@@ -93,8 +92,7 @@ def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTE
     Args:
       module: the module that computes the value; it has a `path`.
       name: the last part of the place's name: a word in AXES, or another word if the value has the axes SEQUENCE; ''
-      for
-        the output of the module.
+        for the output of the module.
       value: the value.
       relation: for 'scores' and 'weights', the relation of the queries and keys.
 
@@ -137,9 +135,9 @@ def axes_of(name: str) -> tuple[str, ...]:
 
 
 def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
-    """Returns the argument of the module whose tokens are the entries of an axis of a place.
+    """Returns the name of the text (an argument of the module) whose tokens are the entries of an axis of a place.
 
-    `arguments` are the names of the arguments: one name, or 'source' and 'target'.
+    `arguments` are the names of all arguments: one name, or 'source' and 'target'.
     """
     if len(arguments) == 1:
         return arguments[0]
@@ -198,7 +196,7 @@ def looped(step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, tup
 
 
 def leave_loop(captured: dict[str, Array]) -> None:
-    """Gives the lens the values that the steps of a loop captured. The axis of steps becomes the axis of positions."""
+    """Stores the values that were captured in a loop in the lens. The axis of steps becomes the axis of positions."""
     lens = _lens.get()
     if lens is None:
         return
@@ -230,10 +228,10 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
 def _in_turn(first: Editor, second: Editor) -> Editor:
     """Returns an editor that applies the edits of `first`, and then the edits of `second`."""
     def edit_of(name):
-        one, other = first(name), second(name)
-        if one is None or other is None:
-            return one or other
-        return lambda value, at: other(one(value, at), at)
+        first_edit, second_edit = first(name), second(name)
+        if first_edit is None or second_edit is None:
+            return first_edit or second_edit
+        return lambda value, at: second_edit(first_edit(value, at), at)
     return edit_of
 
 
@@ -258,7 +256,7 @@ class Observed:
         return type(self.module)
 
     def clone(self, **attributes: Any) -> 'Observed':
-        """Returns a copy of the wrapper whose module has the given values of its `attributes`."""
+        """Returns a copy of the wrapper, with a copy of the module in which `attributes` have new values."""
         return Observed(self.module.clone(**attributes), self.editor)
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
 from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm, rematerialised
-from model.cache import Cache, Memory, ancestor_mask, no_ancestors, with_own
+from model.cache import Cache, Memory, Past, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
 from model.embedding import OutputProjection, Projection, check_sharing, embedding, logits_bias, with_absent
 from model.places import at_positions, place
@@ -40,23 +40,18 @@ class Decoder(nn.Module):
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
         """Returns a cache with the keys and values of cross-attention, and room for `max_length` steps."""
         config, batch = self.config, memory.states.shape[0]
-        d_k, d_v = config.head_widths()
-
-        def empty(width):
-            return jnp.zeros((batch, config.num_key_value_heads or config.num_heads, width, max_length * beam),
-                             config.dtype)
-
+        shape = batch, config.num_key_value_heads or config.num_heads, config.head_widths(), max_length * beam
         return Cache(
             memory={'layers': [layer.memory_keys_values(memory.states) for layer in self.layers],
                     'visible': memory.visible},
             state={'ancestors': no_ancestors(batch, beam, max_length)},
             position=jnp.zeros((), jnp.int32),
-            past=[{'key': empty(d_k), 'value': empty(d_v)} for _ in self.layers])
+            past=[Past.empty(*shape, config.dtype) for _ in self.layers])
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam d_model'], Cache]:
         """Computes one step of every hypothesis. Returns the outputs and the new cache."""
-        beam, keys = x.shape[1], cache.past[0]['key'].shape[3]
+        beam, keys = x.shape[1], cache.past[0].length()
         ancestors = with_own(cache.state['ancestors'], cache.position)
         relation = Relation(target=jnp.broadcast_to(cache.position, (1, beam)), source=jnp.arange(keys)[None] // beam,
                             mask=ancestor_mask(ancestors, keys), bidirectional=False, bias=self.relative(),

@@ -315,11 +315,11 @@ class Checkpoints:
             preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # left by a killed run
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Returns which of `steps`, in ascending order, are kept: the last and the best, as the options request."""
+        """Returns the steps to keep: the last `keep_last` and the best `keep_best` of `steps`, which are ascending."""
         return {*steps[-self._keep_last:], *self._best_first(steps)[:self._keep_best]}
 
     def _best_first(self, steps: Sequence[int]) -> list[int]:
-        """Returns the evaluated steps among `steps`, best first. Of two equally good steps, the earlier comes first."""
+        """Returns the steps of `steps` with an evaluation, best first. If two steps are equal, the earlier is first."""
         return sorted((step for step in steps if step in self.values),
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))
 
@@ -330,7 +330,7 @@ class Checkpoints:
 
 
 class _Kept:
-    """Orbax's preservation policy, which decides what to delete. It keeps the steps that `Checkpoints.kept` returns."""
+    """Orbax's preservation policy. Orbax deletes all checkpoints except the steps that `Checkpoints.kept` returns."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
@@ -413,7 +413,7 @@ def _still_valid(steps: Sequence[int]) -> str:
 
 
 def _warn(message: str) -> None:
-    """Logs a warning once: as a warning in the leader, and at a lower level in the other processes."""
+    """Logs a message as a warning in the leader, and at a lower level in the other processes."""
     log.log(logging.WARNING if is_leader() else logging.INFO, '%s', message)
 
 

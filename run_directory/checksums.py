@@ -32,8 +32,12 @@ def checksum(array: Array) -> UInt32[Array, '2']:
     place = jnp.zeros(words.shape, jnp.uint32)
     for axis, size in enumerate(words.shape):
         place = place * jnp.uint32(size % 2 ** 32) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-
-    return jnp.stack([jnp.sum(_mixed(words ^ _mixed(place + jnp.uint32(seed))), dtype=jnp.uint32) for seed in SEEDS])
+    hashes = tuple(_mixed(words ^ _mixed(place + jnp.uint32(seed))) for seed in SEEDS)
+    # One reduction computes both sums. With two calls of jnp.sum, XLA would write the hashes to memory on CPUs, which
+    # takes twice the memory of the array and five times as long.
+    sums = jax.lax.reduce(hashes, (jnp.uint32(0), jnp.uint32(0)), lambda x, y: (x[0] + y[0], x[1] + y[1]),
+                          tuple(range(words.ndim)))
+    return jnp.stack(sums)
 
 
 def numpy_checksum(array: Shaped[np.ndarray, '...']) -> UInt32[np.ndarray, '2']:

@@ -21,8 +21,8 @@ class Progress:
       without_better: the number of evaluations since the best evaluation.
       stopped: whether the run stops early, because the metric has not improved for config.eval.patience evaluations.
       skipped: the number of steps whose update was skipped because the loss or the gradient was not finite.
-      sums: the fields of a `Sums`, summed over the steps since metrics were last logged. None if no step was made since
-        then.
+      sums: the fields of a `Sums`, summed over the steps since metrics were last logged. None if there was no step
+        since then.
       seconds: the total duration of the steps in `sums`.
     """
     best: float | None = None

@@ -105,7 +105,7 @@ def make_model(folder: Path, config: ConfigDict, params: Params, steps: Sequence
 
 
 def vocabulary_difference(config: ConfigDict, tokenizers: Mapping[str, Tokenizer], other: TrainedModel) -> str:
-    """Returns a phrase for a message about how the vocabularies of two models differ, or '' if they are equal.
+    """Returns a phrase that describes how the vocabularies of two models differ, or '' if they are equal.
 
     The first model has the given config and tokenizers. The second model is `other`. Two models have the same
     vocabulary if they have the same task and if their tokenizers are equal byte for byte.
@@ -123,22 +123,22 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
     Raises:
       UserError: if a model cannot be a member of the ensemble.
     """
-    first, *others = models
-    if not others:
+    first = models[0]
+    if len(models) == 1:
         return first
     if TASKS[first.config.task].answerer not in CAN_JOIN:
         raise UserError(f'{first.workdirs[0]} is a run of task={first.config.task}, which cannot be in an ensemble. '
                         'Use runs that translate or generate text')
-    for each in models:
-        if each.config.train.edits:
-            raise UserError(f'{each.workdirs[0]} was trained with config.train.edits. An ensemble cannot apply these '
+    for member in models:
+        if member.config.train.edits:
+            raise UserError(f'{member.workdirs[0]} was trained with config.train.edits. An ensemble cannot apply these '
                             'edits. Use runs without config.train.edits')
-    for other in others:
-        if difference := vocabulary_difference(first.config, first.tokenizers, other):
-            raise UserError(f'{other.workdirs[0]} {difference} than {first.workdirs[0]}. The runs of an ensemble must '
+    for member in models[1:]:
+        if difference := vocabulary_difference(first.config, first.tokenizers, member):
+            raise UserError(f'{member.workdirs[0]} {difference} than {first.workdirs[0]}. The runs of an ensemble must '
                             'have the same task and the same vocabulary')
-        if other.config.data.packing != first.config.data.packing:  # decides whether texts begin with the start token
-            raise UserError(f'{other.workdirs[0]} has config.data.packing={other.config.data.packing}, and '
+        if member.config.data.packing != first.config.data.packing:  # decides whether texts begin with the start token
+            raise UserError(f'{member.workdirs[0]} has config.data.packing={member.config.data.packing}, and '
                             f'{first.workdirs[0]} has {first.config.data.packing}. The runs of an ensemble must have '
                             'the same config.data.packing. Leave out one of the runs')
     config = first.config.copy_and_resolve_references()
@@ -216,14 +216,17 @@ def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> 
 
     `sizes` are the sizes of the task's data, as in `TrainedModel`.
     """
-    return _traced_shapes(module, TASKS[task].data, tuple(sizes.get('shape', ())))
+    return _traced_shapes(module, TASKS[task].data, tuple(sizes.get('shape', ())), sizes.get('outputs', 0))
 
 
 @functools.lru_cache(maxsize=2)  # an import needs the shapes before and after it writes the run directory
-def _traced_shapes(module: nn.Module, data: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _traced_shapes(module: nn.Module, data: str, shape: tuple[int, ...], outputs: int) -> dict[str, tuple[int, ...]]:
     tokens = np.ones((1, 1), np.int32)
-    texts = {'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
+    texts: dict[str, dict[str, np.ndarray]] = {
+        'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
     inputs = texts.get(data) or {'inputs': np.zeros((1, *shape), np.float32)}
+    if data == 'series':
+        inputs['following'] = np.zeros((1, outputs // shape[-1], shape[-1]), np.float32)
     fresh = jax.eval_shape(lambda inputs: nn.unbox(module.init(jax.random.key(0), **inputs)), inputs)
     return _shapes(fresh['params'])
 

@@ -31,7 +31,7 @@ from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config: one line for each resumption that changes options
 FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
-LOWERED = 'lowered.json'  # {option: requested value}, for options that were lowered because there was too little data
+LOWERED = 'lowered.json'  # {option: requested value}, for options that changed when the run began (too little data)
 TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
 OWNER = 'owner'  # the file with the lease, a line that identifies the training that uses the directory
@@ -106,6 +106,9 @@ class RunDirectory:
         saved, unset = read_saved_config(self.path)
         kept, lowered = {}, self._lowered()
         for key, (old, new) in changed_keys(saved, config).items():
+            if (key, new) == ('train.matmul_precision', 'auto'):  # the run has chosen a value, or was given another one
+                kept[key] = old
+                continue
             if key in asked or may_change(key) is not None:
                 continue
             if key in unset:

@@ -28,7 +28,7 @@ _rounds = itertools.count()
 
 
 def is_leader() -> bool:
-    """Returns whether this process is the leader, process 0. The leader makes decisions and writes metrics and log."""
+    """Returns whether this process is the leader, process 0, which makes decisions and writes metrics and log files."""
     return jax.process_index() == 0
 
 
@@ -108,7 +108,7 @@ def different(purpose: str, value: Any) -> list[int]:
 
 
 class Greatest:
-    """Computes maxima of numbers over all processes, without waiting for the devices.
+    """The maxima of numbers over all processes, computed without waiting for the devices.
 
     With several processes, a call returns the maxima of the numbers in the previous call. The devices compute the
     maxima after the current train step, and the next call reads the result. So the host stays one step ahead of the

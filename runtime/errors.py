@@ -60,9 +60,9 @@ def little_memory_explained() -> Iterator[None]:
         if isinstance(error, RuntimeError) and not str(error).startswith('RESOURCE_EXHAUSTED'):
             raise
         reason = str(error).partition('\n')[0] or type(error).__name__
-        raise UserError(f'not enough memory ({reason}). Make the batch (batch.tokens, batch.rows, --batch_size), the '
-                        'model (model.d_model, model.num_layers) or the search (--beam, --extra_length) smaller'
-                        ) from error
+        raise UserError(f'not enough memory ({reason}). Reduce the size of the batch (batch.tokens, batch.rows, '
+                        '--batch_size), the model (model.d_model, model.num_layers) or the search (--beam, '
+                        '--extra_length)') from error
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """Returns the type and the message of an exception of the user's code, which may fail to produce its message."""
+    """Returns the type and the message of an exception of the user's code. Its method __str__ may fail."""
     try:
         return str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {getattr(error, "msg", error)}'
     except BaseException:

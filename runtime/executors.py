@@ -106,7 +106,7 @@ class Executor(Protocol):
 
 
 class Local(Executor):
-    """An executor that runs `at_a_time` jobs at a time on this machine.
+    """An executor that runs jobs on this machine, at most `at_a_time` jobs at the same time.
 
     The devices in CUDA_VISIBLE_DEVICES are divided between the jobs that run at the same time.
     """

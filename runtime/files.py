@@ -126,7 +126,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Returns whether there is a file, a folder or a link. Unlike Path.exists, it raises the other errors."""
+    """Returns whether a path exists. Unlike Path.exists, raises OSError if the path is impossible or not accessible."""
     try:
         path.lstat()
     except FileNotFoundError:

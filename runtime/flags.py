@@ -15,12 +15,12 @@ DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFIN
 
 
 def flag(default: Any, help_text: str, choices: Sequence[str] | None = None) -> Any:
-    """Returns a dataclass field that is also a command-line flag. The value must be one of `choices`, if given."""
+    """Returns a dataclass field that is also a command-line flag. `choices` are the allowed values, or None for any."""
     return dataclasses.field(default=default, metadata={HELP: help_text, CHOICES: choices})
 
 
 def define_flags(declared: type) -> None:
-    """Defines a command-line flag for each field of a dataclass that was made by the function `flag`.
+    """Defines the command-line flags of a dataclass: one flag for each field that is made with the function `flag`.
 
     The type of such a field must be bool, int, float or str.
     """

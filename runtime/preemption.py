@@ -92,7 +92,7 @@ class StopSignals:
         return self._received is not None
 
     def leave(self, done: str) -> None:
-        """Logs which signal stopped the run and what is done, and raises SystemExit with the status STOPPED."""
+        """Logs which signal stopped the run, and the text `done`. Raises SystemExit with the status STOPPED."""
         by = signal.Signals(self._received).name if self._received else 'a signal to another process'
         log.info('stopped by %s: %s. Run the same command again to resume', by, done)
         sys.exit(STOPPED)

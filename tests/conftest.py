@@ -1,4 +1,4 @@
-"""Array annotations are checked in every test; JAX runs on the CPU and compiles a program once a session."""
+"""Settings of all tests: array annotations are checked, JAX runs on the CPU, and compiled programs are shared."""
 
 import importlib.metadata
 import os
@@ -8,13 +8,13 @@ import tempfile
 
 assert 'jax' not in sys.modules, 'the settings below come too late'
 
-# Python writes its bytecode caches: the checks of annotations are compiled into modules, which takes seconds.
+# Python writes bytecode caches, because compiling the checks of annotations into the modules takes seconds.
 sys.dont_write_bytecode = False
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
-# In the environment, for the scripts that the tests start.
+# Set in the environment, because the scripts that the tests start need it, too.
 _cache = tempfile.TemporaryDirectory(prefix='allyouneed-tests-')  # removed at exit
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-# Each program runs once or twice and compiling takes most of the time, so ask for little optimisation.
+# Each program runs only once or twice, and compiling takes most of the time, so programs are hardly optimised.
 FLAGS = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
 if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later versions have no such option, and are faster
     FLAGS += ' --xla_cpu_use_fusion_emitters=false'

@@ -26,10 +26,10 @@ class Job:
 
     Args:
       count: the number of processes.
-      arguments: the command line after Python, of all processes or of each one.
-      folder: the folder of their logs.
-      inside: the words before Python in the command of each process.
-      host: the host at which they meet.
+      arguments: the command line after `python`: one list for all processes, or one list for each process.
+      folder: the folder for the logs.
+      inside: the words before `python` in the command of each process.
+      host: the host of the coordinator address.
       devices: the number of devices of each process.
       numbers: the process numbers, by default 0, 1 and so on.
       total: the value of --num_processes, by default `count`.

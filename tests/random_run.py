@@ -1,4 +1,4 @@
-"""Runs with random parameters, of every kind of model; they were never trained, and need no directory."""
+"""Runs with random parameters, for every kind of model. They are not trained, and have no directory."""
 
 from pathlib import Path
 
@@ -20,7 +20,8 @@ SIZES = {'shape': (8, 8, 1), 'outputs': 3, 'classes': ['a', 'b', 'c'],
 
 
 def random_run(kind, scale=2.0, **options):
-    """A run of bytes, or of images of 8 x 8; `options` are those of config.model. Its parameters are large."""
+    """Returns a run of bytes, or of images of 8 x 8. `options` are options of config.model. Its parameters are large.
+    """
     config, tokenizer = recipe(RECIPES[kind]), ByteTokenizer()
     sizes = dict.fromkeys(('source_vocab_size', 'target_vocab_size', 'vocab_size'), len(tokenizer)) | SIZES
     with config.unlocked():

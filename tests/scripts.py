@@ -1,4 +1,4 @@
-"""The scripts as users start them; a small corpus and a short training on it, fixtures that all tests share."""
+"""Runs scripts as users do. Fixtures for all tests: a small corpus, and a short training on this corpus."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def train_arguments(workdir, data, cache, **changes):
         'data.max_length': 24, 'data.tokenizer.vocab_size': 285, 'model.num_layers': 1, 'model.d_model': 16,
         'model.d_ff': 32, 'model.num_heads': 2, 'batch.tokens': 512, 'batch.buckets': 2, 'optimizer.warmup': 8,
         'train.steps': STEPS, 'train.log_every': 4, 'eval.every': 12, 'checkpoint.every': 6, 'checkpoint.keep_last': 3,
-        'decode.extra_length': 4, 'decode.batch_size': 16, 'seed': 1,  # with 0 some translations are empty
+        'decode.extra_length': 4, 'decode.batch_size': 16, 'seed': 1,  # with seed 0, some translations are empty
     } | {key.replace('__', '.'): value for key, value in changes.items()}
     return ['train.py', '--config=configs/demo.py', f'--workdir={workdir}',
             *(f'--config.{key}={value}' for key, value in values.items())]
@@ -48,8 +48,11 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def data(tmp_path_factory):
-    """Parallel text whose target is the source backwards. One training line is empty and one is far too long. The first
-    test lines contain the characters that a table escapes and those that end a line for some readers."""
+    """Writes parallel text. The words of a target are the words of its source in reverse order.
+
+    One training line is empty, and one training line is far too long. The first test lines contain the characters that
+    a table escapes, and the characters that some programs read as line ends.
+    """
     folder = tmp_path_factory.mktemp('data')
     rng = np.random.default_rng(0)
     for split, count in (('train', 400), ('validation', 20), ('test', 20)):
@@ -65,7 +68,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def run(tmp_path_factory, data, cache):
-    """The directory of a finished training, and its log. Tests may only add results to it."""
+    """Trains a model, and returns the run directory and the log. Tests may only add results to the directory."""
     workdir = tmp_path_factory.mktemp('runs') / 'whole'
     result = script(*train_arguments(workdir, data, cache))
     assert result.returncode == 0, result.stderr.decode()
@@ -74,7 +77,7 @@ def run(tmp_path_factory, data, cache):
 
 @pytest.fixture(scope='session')
 def whole(tmp_path_factory, cache):
-    """The directory of a tiny run on images that was not interrupted. Tests may only read it."""
+    """Trains a tiny run on images without an interruption, and returns its directory. Tests may only read it."""
     from tests.tiny_run import start, tiny_config  # here, because these imports take seconds
     workdir = tmp_path_factory.mktemp('runs') / 'whole'
     start(workdir, tiny_config(cache))
@@ -83,7 +86,7 @@ def whole(tmp_path_factory, cache):
 
 @pytest.fixture
 def copy(whole, tmp_path):
-    """A copy of `whole`, as if it had been killed after step 9."""
+    """Returns a copy of `whole` in the state of a run that was killed after step 9."""
     shutil.copytree(whole, tmp_path / 'copy')
     shutil.rmtree(tmp_path / 'copy' / 'checkpoints' / '12')
     return tmp_path / 'copy'

@@ -40,6 +40,7 @@ def test_a_language_model_is_scored_in_bits_per_character(language_run):
     assert results['bits_per_character'] < 0.3
     nats = results['loss'] * results['n']
     assert results['bits_per_character'] == pytest.approx(nats / np.log(2) / 2600, rel=1e-4)
+    assert results['bytes'] == 2600 and results['bits_per_byte'] == results['bits_per_character']
     assert results['perplexity'] == pytest.approx(np.exp(results['loss']), rel=1e-4)
     assert len(results['samples']) == 3
 
@@ -69,7 +70,7 @@ def test_texts_of_several_lines_are_scored_and_continued(language_run):
     assert "the model reads it as <unk>: '7' (1). The first is character 18 of document 2" in said
     assert said.count('not in the vocabulary') == 1
     total = (first['log_prob'] + second['log_prob']) / -np.log(2) / 39
-    assert f'39 bytes, 39 characters and 41 tokens (with end tokens): {total:.4f} bits per byte' in said
+    assert f'39 bytes, 39 characters and 41 tokens (including end tokens): {total:.4f} bits per byte' in said
     assert 'the decoded tokens of 1 of 2 documents differ from the text' in said
     done = script('decode.py', f'--workdir={language_run}', '--input=-', '--documents=file', '--method=greedy',
                   '--extra_length=9', stdin=text[:22])

@@ -35,7 +35,7 @@ def start(workdir, config, profile_steps=None):
 
 
 def script_arguments(workdir, config):
-    """The command line of a config that is near digits_vit.py."""
+    """Returns the command line of a config that is similar to digits_vit.py."""
     default, wanted = (flatten(each) for each in (digits_vit.get_config(), config))
     return [sys.executable, 'train.py', '--config=configs/digits_vit.py', f'--workdir={workdir}',
             *(f'--config.{key}={value}' for key, value in wanted.items() if value != default[key])]
@@ -56,6 +56,6 @@ def steps(workdir):
 
 @pytest.fixture
 def said(caplog):
-    """The log of this project."""
+    """Returns the log of this project."""
     caplog.set_level('INFO', logger='allyouneed')
     return caplog

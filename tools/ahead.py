@@ -32,6 +32,7 @@ from training.compiled import Compiled
 from training.mesh import ROWS, Devices
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
+from training.precision import planned_precision
 from training.step import TrainState, boxed_state, key_for, train_step
 from training.summary import matmul_flops
 from training.tuning import make_tuning
@@ -152,7 +153,7 @@ class Recipe:
         schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
         self.parts: dict[str, Any] = {
             'objective': make_objective(config, None), 'dropout_key': key_for('dropout', config.seed),
-            'accumulate': config.train.accumulate, 'precision': config.train.matmul_precision, 'tuning': tuning}
+            'accumulate': config.train.accumulate, 'precision': planned_precision(config), 'tuning': tuning}
         self.optimizer = make_optimizer(config.optimizer, schedule, tuning)
 
     @functools.cached_property

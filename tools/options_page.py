@@ -15,9 +15,9 @@ not the page.
 
 Each option can be set as a flag, `--config.model.num_layers=2`, or in a recipe, `config.model.num_layers = 2`. The
 defaults are the values of the paper's base model (*Attention Is All You Need*, section 5), if the paper gives a value.
-Setting an option that has no effect on the config is an error. The exceptions are `data.name` and `model.max_length`:
-if they have no effect, they are ignored. Options with the mark \N{ANTICLOCKWISE OPEN CIRCLE ARROW} may have a new value
-when a run resumes.
+It is an error to set an option that has no effect with the other values of the config. There are two exceptions,
+`data.name` and `model.max_length`: without an effect, they are ignored. Options with the mark
+\N{ANTICLOCKWISE OPEN CIRCLE ARROW} may get a new value when a run resumes.
 
 """
 

@@ -176,7 +176,7 @@ def ranked(config: ConfigDict, topology: Topology, length: int | None = None) ->
 
 
 def seconds_a_token(plan: Plan) -> tuple[float, float]:
-    """Returns two bounds of the seconds per target position, by which a search ranks plans.
+    """Returns two bounds of the seconds per target position. A search ranks plans by these bounds.
 
     The first is a lower bound, for which arithmetic, traffic and links overlap completely, rounded to three digits. The
     second is the time if arithmetic, traffic and links do not overlap.

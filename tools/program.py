@@ -3,8 +3,8 @@
 XLA's own figure, `cost_analysis()['bytes accessed']`, is neither an upper nor a lower bound. XLA counts the body of a
 loop only once, for any number of iterations. On TPUs, XLA also counts operands that stay in the core's own memory
 (VMEM). This module counts the body of a loop once per iteration if the number of iterations is known. It leaves out
-operands in VMEM, which are marked by the memory space in the layout of an array. The result is still an upper limit: if
-a fusion reads a part of an operand, the whole operand counts, unless the fusion reads this part by a slice or a gather.
+operands in VMEM: the layout of an array contains its memory space. The result is an upper limit, because an operand
+counts completely even if a fusion reads only a part of it. Only slices and gathers count the part that they read.
 """
 
 import collections

@@ -57,6 +57,7 @@ from training.metrics import Metrics, open_metrics
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
 from training.place_statistics import separated
+from training.precision import resolve_precision
 from training.profiling import ProfilerWindow
 from training.remaining import ProgressBar, RemainingTime, show_bar
 from training.step import TrainState, key_for
@@ -141,7 +142,7 @@ class TrainingParts(NamedTuple):
 
 def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler: ProfilerWindow,
         draw: 'Callable[..., Figure] | None' = None, writers: Sequence[Metrics] = ()) -> None:
-    """Trains. First builds the parts of the training, and restores the newest checkpoint or makes a fresh state.
+    """Builds the parts of a training, restores the newest checkpoint or makes a fresh state, and trains the model.
 
     `draw` is described in `TrainingParts`. `writers` receive the metrics, which are also written to the files of the
     run.
@@ -179,6 +180,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
         directory.check_data(data)
     check_same_inputs(config, data)
     plan, validation = data.plan('train'), data.plan('validation')  # all processes tokenise a large text together
+    resolve_precision(config, plan.batch(0)['targets'].size)
     try:
         check_fits(config.model, data.sizes)
     except ValueError as error:
@@ -316,9 +318,10 @@ def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingPart
 
 
 def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progress:
-    """Returns the progress with the sums of the `pending` steps, and with their duration in seconds, added.
+    """Adds the sums and the duration of the `pending` steps to the progress, and returns the new progress.
 
-    The sums are added one step after the other in float32. So an interruption of the run does not change the result.
+    `seconds` is the duration. The sums are added one step after the other in float32. So an interruption of the run
+    does not change the result.
     """
     parts = [sums.replace(skipped=None) for sums in jax.device_get(pending)]
     if progress.sums:
@@ -329,7 +332,7 @@ def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progr
 
 
 def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metrics, bar: ProgressBar) -> None:
-    """Writes the metrics of the steps since the previous call: means of the losses, learning rate, speed and others."""
+    """Writes metrics of the steps since the previous call: mean losses, learning rate, speed, epoch, skipped steps."""
     assert progress.sums is not None, 'sums are added up before they are logged'
     total = Sums(**progress.sums)
     means = total.means('train_') if total.tokens else {}  # empty if every step was skipped

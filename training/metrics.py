@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Metrics(Protocol):
-    """The interface of writers of metrics."""
+    """The interface of the objects that write metrics."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the metrics of `step`, {name: value}."""

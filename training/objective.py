@@ -52,6 +52,8 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
     train = config.train
     absent = tuple(data.sizes.get('absent', ())) if data else ()
     measure = functools.partial(cross_entropy, label_smoothing=train.label_smoothing, absent=absent)
+    if config.data.mixup:
+        measure = of_mixed(measure)
     variant: Variant = supervised
     if train.r_drop:
         variant = functools.partial(r_drop, alpha=train.r_drop)
@@ -65,6 +67,18 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
     assert data is not None, 'a teacher needs the vocabulary of the data'
     teacher = read_teacher(config, data)
     return distilled(variant, measure, train.teacher_weight, forward(teacher.module), teacher.params)
+
+
+def of_mixed(measure: Measure) -> Measure:
+    """Returns the loss for examples with several classes (mixup): targets and weights are [batch, classes_of_example].
+
+    Batches with one class for each example, as in evaluations, are passed to `measure` unchanged.
+    """
+    def mixed(outputs, targets, weights):
+        if targets.ndim == 1:
+            return measure(outputs, targets, weights)
+        return measure(jnp.broadcast_to(outputs[:, None], (*targets.shape, outputs.shape[-1])), targets, weights)
+    return mixed
 
 
 def make_squared_error(config: ConfigDict, data: Data | None) -> Objective:

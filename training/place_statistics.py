@@ -61,7 +61,7 @@ def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch) -> dic
 
 
 def _real(name: str, axis: str, batch: Batch) -> Bool[Array, 'batch #tokens']:
-    """Returns a mask of the tokens that are not padding. Images and series have no padding, but rows of weight 0."""
+    """Returns a mask that is False for padding: padding tokens of texts, and padding rows of images and series."""
     inputs = batch['inputs'][argument_of(name, axis, list(batch['inputs']))]
     if jnp.issubdtype(inputs.dtype, jnp.integer):
         return inputs != PAD

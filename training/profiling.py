@@ -21,8 +21,8 @@ class ProfilerWindow:
     `perfetto_trace.json.gz` of the trace.
     """
 
-    def __init__(self, steps: str | None, workdir: Path, of: int = sys.maxsize):
-        """Parses `steps`, which is 'FIRST:LAST' or None. `of` is the number of steps of the run.
+    def __init__(self, steps: str | None, workdir: Path, num_steps: int = sys.maxsize):
+        """Parses `steps`, which is 'FIRST:LAST' or None. `num_steps` is the number of steps of the run.
 
         Raises:
           UserError: if `steps` has another form, or FIRST is after the last step of the run.
@@ -32,8 +32,9 @@ class ProfilerWindow:
         self._first, self._last = map(int, match.groups()) if match else (1, 0)
         if steps is not None and not 1 <= self._first <= self._last:
             raise UserError(f'--profile_steps={steps} must be FIRST:LAST, counted from 1, such as 100:110')
-        if self._first > of:
-            raise UserError(f'--profile_steps={steps} is after the last step. Use steps up to config.train.steps={of}')
+        if self._first > num_steps:
+            raise UserError(f'--profile_steps={steps} is after the last step. Use steps up to '
+                            f'config.train.steps={num_steps}')
 
     def before(self, step: int) -> None:
         """Starts the trace before the first step in the range. A resumed run may begin inside the range."""

@@ -1,7 +1,7 @@
-"""The former home of the function `read_config`, for run directories that import it from this module.
+"""The old import path of `read_config`, for run directories of earlier versions.
 
-The file `recipe.py` in a run directory that an earlier version imported from another library contains
-`from training.records import read_config`. Without this module, such a run could not be trained further.
+When earlier versions imported a model, they wrote `from training.records import read_config` to the file `recipe.py` of
+the run directory. Without this module, such a run could not be trained further.
 """
 
 from run_directory.records import read_config

@@ -46,7 +46,7 @@ class RemainingTime:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Runs the body, an evaluation, and measures its duration."""
+        """Measures the duration of the body, which must be one evaluation."""
         began = time.perf_counter()
         yield
         self._evaluation = time.perf_counter() - began

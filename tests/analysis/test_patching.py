@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from analysis.passes import Node
 from analysis.patching import attribution_map, estimate_error, patching_map
-from analysis.paths import Node, heads_at, path_patching
+from analysis.paths import heads_at, path_patching
 from inference.edits import Edit
 from model.places import EDITS
 from runtime.errors import UserError
@@ -14,7 +15,8 @@ from tests.random_run import random_run
 def test_an_entry_is_the_log_probability_after_one_patch_and_all_patches_restore_the_clean_sentence():
     run = random_run('transformer')
     found = patching_map(run, 'ab', 'xy', 'target')
-    assert found.places == ['encoder/layers_0', 'encoder/layers_1'] and found.pieces[-1] == '</s>'
+    assert [node.place for node in found.nodes] == ['encoder/layers_0', 'encoder/layers_1']
+    assert found.pieces[-1] == '</s>'
     assert found.log_probs.shape == found.effects.shape == (2, 3)
 
     def log_prob(*edits):
@@ -94,7 +96,7 @@ def test_a_path_that_does_not_exist_has_no_effect(run):
     blocked = path_patching(run, 'ab', 'xy', TARGET, 'encoder', 'decoder')  # only heads read the encoder
     np.testing.assert_allclose(blocked.effects, 0, atol=1e-6)
     direct = path_patching(run, 'ab', 'xy', TARGET, cross, 'decoder')
-    assert direct.senders[3] == Node(f'{CROSS}/heads', [1]) and np.abs(direct.effects).min() > 1e-4
+    assert direct.nodes[3] == Node(f'{CROSS}/heads', [1]) and np.abs(direct.effects).min() > 1e-4
 
 
 @pytest.mark.slow  # it compiles two more models

@@ -1,4 +1,4 @@
-"""The cases of the tables, and a bench that runs them."""
+"""The class of the cases in the tables, and a bench that runs the cases."""
 
 import gzip
 import json
@@ -27,13 +27,14 @@ class Case(NamedTuple):
     """A mistake of a user and its expected outcome.
 
     Attributes:
-      arguments: the command line; {here}, {run}, {new}, {data}, {root} and {same} are explained at `Bench.fill`.
+      arguments: the command line; `Bench.fill` explains {here}, {run}, {new}, {data}, {root} and {same}.
       says: texts that stderr must contain.
-      files: {path below {here}: content}: text, bytes, GONE and its like, or a function of the present content.
+      files: {path below {here}: content}. The content is text, bytes, a constant such as GONE, or a function of the
+        previous content.
       status: the exit status.
       stdin: the standard input.
-      environment: variables to add to those of the tests.
-      alone: whether a new Python process runs it, because Python reads some variables when it starts.
+      environment: environment variables, in addition to the variables of the tests.
+      alone: whether a new Python process runs the case, because Python reads some variables when it starts.
     """
     arguments: str
     says: str | tuple[str, ...]
@@ -51,7 +52,7 @@ def without(*names):
 
 
 def with_values(**values):
-    """Returns a function that changes values of a JSON file: model__d_model is d_model in model."""
+    """Returns a function that changes values of a JSON file. The keyword model__d_model stands for d_model in model."""
     def changed(content):
         found = json.loads(content)
         for name, value in values.items():
@@ -65,7 +66,7 @@ def with_values(**values):
 
 
 def cut(content):
-    """Returns the first half."""
+    """Returns the first half of the content."""
     return content[:len(content) // 2]
 
 
@@ -80,7 +81,7 @@ def zipped(text):
 
 
 class Bench:
-    """Runs cases, with a folder for the files that they share and a server for each script."""
+    """A bench that runs cases. It has a folder for common files, and a server for each script."""
 
     def __init__(self, folder: Path):
         self.folder, self._server, self._count = folder, Server({'HOME': str(folder / 'home')}), 0
@@ -92,17 +93,18 @@ class Bench:
         (run / 'config.json').write_bytes(with_values(**values)((run / 'config.json').read_bytes()))
 
     def train(self, name: str, arguments: str) -> None:
-        """Trains a run that the tables call {name}."""
+        """Trains a run. The tables refer to this run as {name}."""
         out = self.folder / name
         command = shlex.split(arguments.format(new=out, cache=self.folder / 'cache', root=ROOT))
         status = self._server.run('train', command, ROOT, {}, os.devnull, self.folder / 'training', 300)
         assert status == 0, Path(f'{self.folder}/training.stderr').read_text()
 
     def fill(self, text: str, here: Path) -> str:
-        """Fills the names in `text`. {here}: the folder of the case; {run}: a copy of a finished translation run there;
-        {digits} and {letters}: copies of the runs that `train` made; {new}: a path without files; {data}: copies of
-        text files; {root}: the repository; {same}: the flags with which {run} was trained; {text}: the same flags for
-        {data}.
+        """Replaces the names in braces in `text`.
+
+        {here}: the folder of the case; {run}: a copy of a finished translation run in this folder; {digits} and
+        {letters}: copies of the runs that `train` made; {new}: a path without files; {data}: copies of text files;
+        {root}: the repository; {same}: the flags with which {run} was trained; {text}: the same flags for {data}.
         """
         names = {'here': here, 'new': here / 'new', 'root': ROOT, 'cache': self.folder / 'cache'}
         for name, original in (('run', 'first/run'), ('data', 'first/data'), ('digits', 'digits'),

@@ -29,7 +29,7 @@ def flag(text, *says):
 
 
 def run(name, content, *says, **more):
-    """A case in which a file of the run directory has other content."""
+    """Returns a case in which a file of the run directory has other content."""
     return Case(RUN, says or name.rpartition('/')[2], {f'run/{name}': content}, stdin=b'one\n', **more)
 
 

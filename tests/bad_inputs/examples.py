@@ -30,13 +30,20 @@ def pngs(**changed):
     return files | {f'data/validation/{name}': content for name, content in changed.items()}
 
 
+def forecast(override, *says, header='x', rows='1\n' * 20):
+    """A case of forecasting from a table with one series."""
+    return Case('--config={root}/configs/co2_forecast.py --workdir={new} --config.data.source=files '
+                f'--config.data.name= --config.data.file={{here}}/series.csv --config.{override}', says,
+                {'series.csv': f'{header}\n{rows}'})
+
+
 def splits(train, validation, **more):
-    """A case with a training split and a validation split."""
+    """Returns a function that makes a case with a training split and a validation split."""
     return lambda *says: Case(SHARE, says, {**npz(**train), **npz('validation', **validation)}, **more)
 
 
 def seen(content, *says):
-    """A case in which decode.py gets an array of inputs."""
+    """Returns a case in which decode.py gets an array of inputs."""
     return Case('--workdir={digits} --input={here}/data/in.npz', says, npz('in', inputs=content))
 
 
@@ -69,6 +76,22 @@ TRAIN = [
     splits({'inputs': FOUR / 10 - 2}, {'inputs': FOUR + 100})('validation.npz', 'far outside the range'),
     arrays(npz(groups=np.arange(3)), 'groups have the shape (3,)'),
     Case(NPZ + '--config.data.image_size=8', 'config.data.image_size=8 is only for folders of images', npz()),
+    # Forecasts
+    forecast('data.horizon=0', 'config.data.horizon=0'),
+    forecast('data.season=105', 'config.data.season=105: must be at most data.context=104'),
+    forecast('model.patches.patch=10', 'config.model.patches.patch=10: must divide data.context=104'),
+    forecast('data.dir=.', "config.data.dir='.': has no effect with task=forecasting"),
+    forecast('data.source=tfds', "config.data.source='tfds': must be builtin or files"),
+    forecast('data.file=', "config.data.file='': must name a table of series"),
+    forecast('data.file={here}/no.csv', '{here}/no.csv'),
+    forecast('seed=0', 'the series has 20 steps, of which 16 are for training', 'config.data.horizon = 156'),
+    forecast('seed=0', "series.csv:3: x is 'nan', not a number. Forecasting needs every value", rows='1\nnan\n'),
+    forecast('seed=0', "column 'target' is not used for forecasting", header='x,target', rows='1,2\n'),
+    forecast('task=regression', "config.task='regression': must be forecasting for model.kind=forecaster"),
+    # Augmentation
+    Case(DIGITS + '--config.data.mixup=-1', 'config.data.mixup=-1'),
+    Case(DIGITS + '--config.data.mixup=0.2 --config.train.r_drop=1', 'must not be combined with train.r_drop=1'),
+    Case('--config={root}/configs/pendulum.py --workdir={new} --config.data.mixup=0.2', 'config.data.mixup=0.2: has'),
     # Tables of series
     arrays(csv('a,x,1,0'), "train.csv:2: time is 'x'", 'such as 2024-01-31T12:00'),
     arrays(csv('a,0,1,0', 'a,,2,0'), "train.csv:3: time is ''"),

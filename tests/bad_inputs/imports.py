@@ -1,6 +1,6 @@
-"""Folders of other formats that are damaged, or of another model: small models, each with one change.
+"""Folders of other formats that are damaged or mixed. Each case changes one file of a folder with a small model.
 
-A row is (folder, file, change, words of the message). The folders are those of tests/interchange/small_models.py.
+A row is (folder, file, change, words of the message). tests/interchange/small_models.py writes the folders.
 """
 
 import json
@@ -21,7 +21,7 @@ WRONG = {'text': 'x', 'list': [1], 'object': {'a': 1}, 'null': None, 'fraction':
 
 
 def with_arrays(metadata=None, **changes):
-    """A safetensors file with other arrays, without checksums: {name: a function of the array, or None}."""
+    """Returns a function that changes arrays of a safetensors file, {name: function of the array}. None removes one."""
     def changed(content):
         found = safetensors.numpy.load(content)
         for name, change in changes.items():
@@ -34,7 +34,7 @@ def with_arrays(metadata=None, **changes):
 
 
 def with_header(**changes):
-    """A safetensors file whose header of the first array is another."""
+    """Returns a function that changes the header of the first array of a safetensors file."""
     def changed(content):
         size = int.from_bytes(content[:8], 'little')
         header = json.loads(content[8:8 + size])
@@ -64,7 +64,7 @@ def flipped_at(share):
 
 
 def with_piece(**changes):
-    """vocab.json with other numbers of pieces; '_' is the space."""
+    """Returns a function that changes the numbers of pieces in vocab.json. '_' stands for the space."""
     return with_values(**{name.replace('_', '\u2581'): value for name, value in changes.items()})
 
 
@@ -186,7 +186,7 @@ ROWS = [
 
 
 def with_metadata(content, name, value):
-    """A safetensors file with another entry of its metadata."""
+    """Returns a safetensors file in which an entry of the metadata has another value."""
     size = int.from_bytes(content[:8], 'little')
     header = json.loads(content[8:8 + size])
     header['__metadata__'][name] = value

@@ -3,8 +3,8 @@
     python -m tests.bad_inputs.server
 
 A line of JSON on stdin is a command line: {'script', 'arguments', 'cwd', 'environment', 'stdin', 'out', 'seconds'}. The
-output of the script goes to the files OUT.stdout and OUT.stderr. Its exit status is a line on stdout, or 'timeout' if
-the script has not ended after so many seconds. Only the forks open JAX's devices.
+output of the script goes to the files OUT.stdout and OUT.stderr. The server writes a line to stdout: the exit status,
+or 'timeout' if the script has not ended after `seconds` seconds. Only the forks open JAX's devices.
 """
 
 import importlib
@@ -22,7 +22,7 @@ def serve() -> None:
     importlib.import_module('command_line')  # before JAX, as in the scripts
     for heavy in ('analysis.answering', 'analysis.plots', 'input_pipeline.problems', 'training.loop',
                   'training.profiling'):
-        importlib.import_module(heavy)  # the scripts import these in main(), in seconds
+        importlib.import_module(heavy)  # scripts import these modules in main(), which takes seconds
     answers, sys.argv[1:] = os.fdopen(os.dup(1), 'w'), []
     for line in sys.stdin:
         asked = json.loads(line)
@@ -43,14 +43,14 @@ def run(asked: dict) -> None:
 
 
 def become(module, asked: dict) -> None:
-    """Makes this fork like a process that a shell started."""
+    """Gives this fork the environment, the folder and the files of a process that a shell has started."""
     os.setsid()
     streams = [os.open(asked['stdin'], os.O_RDONLY),
                *(os.open(f'{asked["out"]}.{name}', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                  for name in ('stdout', 'stderr'))]
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    # As Python opens them; they stay open until the process ends.
+    # Opened like Python opens them. The files stay open until the process ends.
     sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate('rww'))  # noqa: SIM115
     os.environ.update(asked['environment'])
     os.chdir(asked['cwd'])
@@ -58,7 +58,7 @@ def become(module, asked: dict) -> None:
 
 
 def leave(run: Callable[[], None]) -> None:
-    """Runs the script and ends the process without a cleanup of the imports, which takes longer than most cases."""
+    """Runs the script and ends the process. Skips the cleanup of the imports, which takes longer than most cases."""
     code = 0
     try:
         run()
@@ -73,7 +73,7 @@ def leave(run: Callable[[], None]) -> None:
 
 
 def status(child: int, seconds: float) -> int | str:
-    """Returns the exit status. Kills the fork and its children when the time is over."""
+    """Returns the exit status of a fork. After `seconds` seconds, kills the fork and its children."""
     deadline = time.monotonic() + seconds
     while True:
         ended, code = os.waitpid(child, os.WNOHANG)

@@ -10,7 +10,7 @@ def sweep(content, *says):
 
 
 def old(content, *says):
-    """A case in which sweep.json of a sweep directory has other content."""
+    """Returns a case in which sweep.json of a sweep directory has other content."""
     return Case('--workdir={here}/old --report', says or 'sweep.json', {'old/sweep.json': content})
 
 

@@ -45,12 +45,12 @@ LABELS = {'data/train-labels-idx1-ubyte': b'\0\0\x08\x01\0\0\0\x01\0',
 
 
 def text(files, *says, **more):
-    """A case in which some text files have other content."""
+    """Returns a case in which some text files have other content."""
     return Case(TEXT, says, {f'data/{name}': content for name, content in files.items()}, **more)
 
 
 def arrays(code, *says):
-    """A case with array files that `code` makes."""
+    """Returns a case with array files that `code` makes."""
     return Case(NPZ, says, {'data/x': 'x', **code})
 
 

@@ -1,4 +1,4 @@
-"""Systems that processes of the tests import, so this file imports no heavy library."""
+"""Systems for the tests of benchmarks.turns. Processes import this file, so it imports no heavy library."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Explanations, their page in a browser, and functions that read the page."""
+"""Makes explanations, opens their page in a browser, and reads values from the page."""
 
 import contextlib
 import shutil
@@ -41,7 +41,7 @@ def translation(number=1, source=SOURCE, target=TARGET, texts=None, **sizes):
 
 
 def long(number):
-    """A sentence pair of 30 pieces on each side."""
+    """Returns the explanation of a sentence pair with 30 pieces on each side."""
     row = [f'▁word{number}' if place % 3 else f'piece{place}' for place in range(29)]
     return translation(number, [*row, '</s>'], [*row, '</s>'], layers=4, heads=4)
 
@@ -60,7 +60,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """opened(explanations, **settings of the browser) -> the page; an error of the page fails the test."""
+    """Returns a function (explanations, **settings of the browser) -> page. An error on the page fails the test."""
     @contextlib.contextmanager
     def open_page(explanations, width=1280, height=900, **settings):
         page_file = Page(tmp_path / 'page.html', 'a run', 1000)

@@ -167,7 +167,7 @@ def test_a_batch_shrinks_as_its_sentences_end_and_its_past_grows(monkeypatch):
     monkeypatch.setattr(batches, 'ROOM', 4)
     shapes, go_on = [], model._batches._advance
     monkeypatch.setattr(model._batches, '_advance', lambda params, state, *args, **options: (
-        shapes.append(state.cache.past[0]['key'].shape), go_on(params, state, *args, **options))[1])
+        shapes.append(state.cache.past[0].key.shape), go_on(params, state, *args, **options))[1])
     sources = [[4, 5], [6] * 20, *[[5, 6, 7]] * 10, *[[4] * 9] * 4]
     limits = [2, 30, *[3] * 10, *[11] * 4]
     found = model.find_all(sources, range(16), SearchOptions(beam=3, extra_length=40, batch_size=16), limits=limits)

@@ -104,7 +104,7 @@ def test_bits_per_byte_are_those_of_float64_sums_and_count_bytes_of_any_tokenize
         caplog.clear()
         report.write()
         assert caplog.messages == [
-            f'1 document with 36 bytes, 24 characters and {len(whole) - 1} tokens (with end tokens): '
+            f'1 document with 36 bytes, 24 characters and {len(whole) - 1} tokens (including end tokens): '
             f'{scores["bits_per_byte"]:.4f} bits per byte, {scores["bits_per_character"]:.4f} bits per character, '
             f'perplexity {scores["perplexity"]:.4f} per token. Windows have 8 tokens, and the stride is 4 tokens']
 

@@ -1,4 +1,4 @@
-"""What the tests of data sets share."""
+"""Functions that several tests of data sets use."""
 
 import jax
 import numpy as np
@@ -13,13 +13,13 @@ SETTINGS = {'kind': 'bpe', 'vocab_size': 300, 'split_digits': False, 'normalizat
 
 
 def options(**changes):
-    """config.data, as far as it concerns arrays."""
+    """Returns the options of config.data for arrays."""
     return ConfigDict(dict(source='files', name='', dir='', seed=0, validation_share=0.25, image_size=0,
                            missing='error', splits={split: split for split in SPLITS}) | changes)
 
 
 def assert_filled_up(plan, step, shares, accumulate, processes):
-    """What `processes` read side by side: the batch, and no more rows of weight 0 than shares x accumulate need."""
+    """Checks the rows that `processes` read together: the batch, and the padding rows that shares x accumulate need."""
     whole = plan.batch(step)
     each = shares // processes
     read = [plan.batch(step, Part(first, first + each, shares, shares * accumulate))

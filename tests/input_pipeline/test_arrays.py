@@ -346,7 +346,8 @@ def test_every_example_is_in_an_epoch_once(count, seed):
     assert (orders[0] == orders[1]) == (seed is None or count == 1)
 
 
-@pytest.mark.parametrize('augmentation', [{}, {'crop': 1}, {'flip': True}, {'crop': 2, 'flip': True}])
+@pytest.mark.parametrize('augmentation', [{}, {'crop': 1}, {'flip': True}, {'crop': 2, 'flip': True},
+                                          {'crop': 1, 'mixup': 0.2}])
 def test_a_batch_is_a_function_of_seed_and_step(augmentation):
     def plan(seed):
         return ArrayPlan(image_data(), 'train', rows=8, seed=seed, **augmentation)
@@ -385,10 +386,26 @@ def test_flip_mirrors_half_of_the_images():
     assert 120 < mirrored < 200
 
 
+def test_mixup_is_the_weighted_mean_of_two_examples_of_the_batch():
+    whole = np.random.default_rng(0).normal(size=(12, 3, 3, 1))
+    plan = ArrayPlan(in_memory(whole, np.arange(12)), 'train', rows=8, seed=0, mixup=1.0)  # the class is the example
+    scaled, shares = float64_standardised(whole), []
+    for step in range(40):
+        batch, members = plan.batch(step), plan(step)
+        assert not batch['weights'][len(members):].any()
+        for row, member in enumerate(members):
+            (first, second), (share, rest) = batch['targets'][row], batch['weights'][row]
+            assert first == member and second in members and share + rest == pytest.approx(1)
+            mixed = np.float64(share) * scaled[first] + np.float64(rest) * scaled[second]
+            np.testing.assert_allclose(batch['inputs']['inputs'][row], mixed, atol=1e-5)
+            shares.append(share)
+    assert 0.45 < np.mean(shares) < 0.55 and 0.07 < np.var(shares) < 0.1  # Beta(1, 1): 1/2 and 1/12
+
+
 @pytest.mark.parametrize('rows', [1, 12, 30])
 @pytest.mark.parametrize('shares, accumulate, processes', [(1, 1, 1), (3, 1, 3), (5, 3, 5), (8, 1, 2), (16, 2, 4)])
 def test_any_number_of_devices_shares_a_batch(rows, shares, accumulate, processes):
-    plan = ArrayPlan(image_data(21), 'train', rows=rows, seed=1, crop=2, flip=True)
+    plan = ArrayPlan(image_data(21), 'train', rows=rows, seed=1, crop=2, flip=True, mixup=0.2)
     for step in range(len(plan) + 1):
         assert_filled_up(plan, step, shares, accumulate, processes)
 

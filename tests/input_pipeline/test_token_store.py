@@ -358,6 +358,8 @@ def test_a_copied_store_is_verified_once(tokenizers, tmp_path, monkeypatch):
     ({'stats.json': lambda stats: json.dumps({'pairs': -1}).encode()}, 'stats.json'),
     ({'stats.json': lambda stats: stats.replace(b'"pairs": 50', b'"pairs": 49')}, 'does not fit'),
     ({'source.offsets.npy': lambda offsets: offsets[:-16] + offsets[-8:] + offsets[-16:-8]}, 'does not fit'),
+    ({'source.offsets.npy': lambda offsets: offsets[:-24] + offsets[-16:-8] + offsets[-24:-16] + offsets[-8:]},
+     'source.offsets.npy contains decreasing offsets'),
     ({'target.tokens': lambda tokens: tokens[:-4] + b'\xff\xff\0\0'}, 'target.tokens contains the token 65535')])
 def test_files_of_a_store_that_contradict_each_other_are_refused(change, reason, tokenizers, tmp_path):
     """Whoever changes the checksums, too, is not believed."""
@@ -366,4 +368,4 @@ def test_files_of_a_store_that_contradict_each_other_are_refused(change, reason,
         path = stores(tmp_path)[0] / name
         path.write_bytes(changed(path.read_bytes()))
     with pytest.raises(UserError, match=reason):
-        TokenStore(path.parent).check_tokens(tokenizers)
+        TokenStore(path.parent).check_rows(tokenizers)

@@ -1,4 +1,4 @@
-"""A trained run, for the searches of all libraries."""
+"""A fixture with a trained run, for comparing the searches of all libraries."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.tiny_run import start
 
 @pytest.fixture(scope='session')
 def run(tmp_path_factory):
-    """A short training of the demo with the paper's positions, which all libraries have; small enough for minutes."""
+    """Trains the demo for a short time, with the paper's positions, which all libraries support."""
     root, config = tmp_path_factory.mktemp('run'), demo.get_config()
     config.update_from_flattened_dict({
         'cache_dir': str(root / 'cache'), 'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 128,

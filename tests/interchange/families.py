@@ -1,4 +1,4 @@
-"""Random models of each family, made by transformers' own config classes, with tokenizers, saved as it saves them."""
+"""Random models of each family with tokenizers, made and saved by the library transformers itself."""
 
 import torch
 import transformers
@@ -27,7 +27,7 @@ def gpt2(folder, **fields):
 
 
 def llama_2(folder, **fields):
-    """As Llama 2: SentencePiece, one group of keys and values for each head."""
+    """Saves a model like Llama 2: SentencePiece, and one group of keys and values for each head."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'tokenizer.model').write_bytes(model := originals.llama_model())
     size = originals.sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
@@ -35,7 +35,7 @@ def llama_2(folder, **fields):
 
 
 def llama_3(folder, kind='Llama', **fields):
-    """As Llama 3: tokenizers' JSON, grouped queries."""
+    """Saves a model like Llama 3: a tokenizer.json, and grouped queries."""
     tokenizer = originals.llama_3()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / 'tokenizer.json'))
@@ -72,7 +72,7 @@ def _llama_fields(size):
 
 
 def _saved(folder, kind, config):
-    """A model whose every parameter is random, biases and norms too."""
+    """Saves a model in which every parameter is random, including biases and norms."""
     torch.manual_seed(0)
     model = kind(config).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Lines of text of many scripts, with emoji and odd spaces: what tokenizers stumble over."""
+"""Lines of text that are difficult for tokenizers: many scripts, emoji and unusual spaces."""
 
 import gzip
 import random
@@ -16,7 +16,7 @@ WORDS = [
 
 
 def mixed_lines(count, seed=0, words=0.6):
-    """As many lines, of 1 to 20 words each: a share of them words, the others random characters."""
+    """Returns `count` lines of 1 to 20 words. `words` is the share of real words; the remaining words are random."""
     rng, lines = random.Random(seed), []
     for _ in range(count):
         scripts = rng.sample(RANGES, 2)
@@ -34,10 +34,10 @@ def mixed_lines(count, seed=0, words=0.6):
 
 
 def sentences(data, count):
-    """So many sentences of Multi30k, if the folder `data` has them."""
-    found = []
+    """Returns `count` sentences of Multi30k, or [] if the folder `data` does not have Multi30k."""
+    lines = []
     for name in 'train.en.gz', 'train.de.gz':
         if (path := Path(data) / 'multi30k' / name).exists():
             with gzip.open(path, 'rt', encoding='utf-8') as file:
-                found += [line.strip() for _, line in zip(range(count // 2), file, strict=False)]
-    return found
+                lines += [line.strip() for _, line in zip(range(count // 2), file, strict=False)]
+    return lines

@@ -1,4 +1,4 @@
-"""Tokenizers as other projects train them, learned from a few lines in seconds."""
+"""Trains tokenizers in the same way as other projects, from a few lines and in seconds."""
 
 import io
 import json
@@ -10,13 +10,13 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from tests.interchange.lines import mixed_lines
 
 TEXT = mixed_lines(3000, seed=7, words=0.99) + ['the man is in the house and you are with him on the street'] * 20
-# Llama 3's, as its tokenizer.json has it.
+# The pattern in the tokenizer.json of Llama 3.
 LLAMA_3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
            r'|\s+(?!\S)|\s+')
 
 
 def sentencepiece_model(vocab_size=1200, **options):
-    """The bytes of a model that SentencePiece has trained."""
+    """Returns the bytes of a model that SentencePiece has trained."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT), model_writer=model, vocab_size=vocab_size, hard_vocab_limit=False,
@@ -25,7 +25,7 @@ def sentencepiece_model(vocab_size=1200, **options):
 
 
 def marian_files(folder):
-    """source.spm, target.spm and vocab.json, the pieces of both numbered as Marian's vocabulary does."""
+    """Writes source.spm, target.spm and vocab.json, which numbers the pieces of both sides like Marian's vocabulary."""
     source = sentencepiece_model(model_type='unigram')  # SentencePiece's defaults: NFKC, spaces collapsed
     target = sentencepiece_model(1000, model_type='bpe')
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def marian_files(folder):
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         for number in range(processor.get_piece_size()):
             piece = processor.id_to_piece(number)
-            if piece != '<s>' and number % 17:  # some are missing: those become the unknown token
+            if piece != '<s>' and number % 17:  # missing pieces become the unknown token
                 pieces.setdefault(piece, len(pieces))
     for special in '>>fra<<', '>>deu<<', '<pad>':
         pieces[special] = len(pieces)
@@ -47,13 +47,13 @@ def marian_files(folder):
 
 
 def llama_model():
-    """The bytes of a tokenizer.model as Llama 2's: BPE, no normalisation, bytes for what is rare."""
+    """Returns the bytes of a tokenizer.model like that of Llama 2: BPE, no normalisation, bytes for rare characters."""
     return sentencepiece_model(1500, model_type='bpe', byte_fallback=True, normalization_rule_name='identity',
                                remove_extra_whitespaces=False, split_digits=True, allow_whitespace_only_pieces=True)
 
 
 def gpt2(vocab_size=900):
-    """A byte-level BPE as GPT-2's, with its one special token at the end."""
+    """Returns a byte-level BPE like that of GPT-2, in which the only special token is the last token."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -65,7 +65,10 @@ def gpt2(vocab_size=900):
 
 
 def llama_3(vocab_size=1000):
-    """A tokenizer as Llama 3's: byte-level BPE after a pattern, special tokens behind, one of which begins a text."""
+    """Returns a tokenizer like that of Llama 3: a pattern, byte-level BPE, and special tokens after all other tokens.
+
+    A text begins with one of the special tokens.
+    """
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(tokenizers.Regex(LLAMA_3), 'isolated'),

@@ -1,4 +1,4 @@
-"""Random models of a few hundred parameters as folders of each format, without the libraries that they are for."""
+"""Writes random models of a few hundred parameters in each format, without the libraries that define the formats."""
 
 import functools
 
@@ -37,7 +37,7 @@ def tokenizer():
 
 
 def small_model(name, workdir):
-    """A random model of the form `name`."""
+    """Returns a random model of the form `name`."""
     config, translates = base.get_config(), name.startswith('marian')
     config.update_from_flattened_dict({
         'task': 'translation' if translates else 'language_model',
@@ -56,7 +56,7 @@ def small_model(name, workdir):
 
 
 def write_small(name, folder):
-    """Writes a small model: 'marian', 'gpt2', ..., or 'own', our own format of safetensors."""
+    """Writes a small model. `name` is 'marian', 'gpt2', ..., or 'own' for this project's format of safetensors."""
     folder.mkdir(parents=True)
     trained = small_model('gpt2' if name == 'own' else name, folder)
     (write_safetensors if name == 'own' else write_huggingface)(trained, folder)

@@ -46,7 +46,7 @@ def test_all_heads_of_all_layers_can_be_removed():
 
 
 @pytest.mark.parametrize('options, removed, message', [
-    ({'position': 'alibi'}, [], 'config.model.position=alibi belongs to the numbers of the heads'),
+    ({'position': 'alibi'}, [], 'with config.model.position=alibi, each head has a different bias'),
     ({'num_key_value_heads': 1}, [], 'heads share keys and values'),
     ({}, [('encoder/layers_0/self_attention/heads', 2)], 'there is no head 2 at encoder/layers_0/self_attention/heads'),
     ({}, [('encoder/layers_0/feed_forward', 0)], 'there is no head 0 at encoder/layers_0/feed_forward')])

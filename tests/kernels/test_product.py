@@ -108,6 +108,18 @@ def test_products_within_heads_and_their_gradients(batch, target, source, heads,
         np.testing.assert_allclose(found, np.stack([wanted] * 2), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize('keys', [40, 160])  # the second one is too long for the gradients with transposed copies
+def test_few_queries_pool_the_values_of_a_past(keys, devices):
+    rng = np.random.default_rng(0)
+    weights, past = (jnp.float32(rng.normal(size=size)) for size in ((2, 4, 5, keys), (2, 4, keys, 8)))
+    value = jnp.moveaxis(past, 1, 2)
+    expected = np.einsum('bhts,bhsv->bthv', np.float64(weights), np.float64(past))
+    np.testing.assert_allclose(jax.jit(pooling_product)(weights, value), expected, rtol=1e-4, atol=1e-4)
+    gradients = [jax.jit(jax.grad(lambda *factors, product=product: jnp.cos(product(*factors)).sum(), (0, 1)))(
+        weights, value) for product in (pooling_product, lambda *factors: jnp.einsum('bhts,bshv->bthv', *factors))]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)
+
+
 @pytest.mark.parametrize('groups', [1, 2, 6])
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_grouped_products_are_those_of_repeated_keys(groups, dtype):

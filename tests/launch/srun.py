@@ -1,4 +1,4 @@
-"""A stand-in for Slurm's srun: python srun.py [--OPTION ...] COMMAND ... runs the command in $TASKS tasks.
+"""A replacement for Slurm's srun: python srun.py [--OPTION ...] COMMAND ... runs the command in $TASKS tasks.
 
 The semantics are those of `man srun` and of Slurm's src/plugins/launch/slurm/launch_slurm.c, with the options
 --kill-on-bad-exit=1: when the first task fails, all processes of the remaining tasks get SIGTERM, and SIGKILL after
@@ -31,7 +31,7 @@ def send(number):
 
 
 def wait(seconds):
-    """Waits until a task has failed, all have ended, or so many seconds have passed."""
+    """Waits until a task has failed, all tasks have ended, or `seconds` seconds have passed."""
     deadline = time.monotonic() + seconds
     while any([task.poll() is None for task in tasks]) and time.monotonic() < deadline:
         yield any(task.returncode for task in tasks)

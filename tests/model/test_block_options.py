@@ -180,7 +180,7 @@ def test_prompts_then_steps_equal_the_whole(score):
                         for begin, row in zip(begins, tokens, strict=True)])
     memory = jax.jit(functools.partial(model.apply, method='encode'))(variables, prompt)
     cache = model.apply(variables, memory, 2, 3, method='init_cache')
-    assert cache.past[0]['key'].shape == (2, 2, 10, 11)  # batch, groups, d_k, 5 + 2 * 3 keys
+    assert cache.past[0].key.shape == (2, 2, 10, 11)  # batch, groups, d_k, 5 + 2 * 3 keys
     step = jax.jit(functools.partial(model.apply, method='decode_step'))
     for number in range(3):
         token = jnp.stack([row[begin + number] for begin, row in zip(begins, tokens, strict=True)])
@@ -197,5 +197,5 @@ def test_the_cache_of_an_encoder_decoder_holds_each_group_once():
         return model.apply(variables, model.apply(variables, source, method='encode'), 3, 6, method='init_cache')
 
     cache = jax.eval_shape(empty, SOURCE)
-    assert cache.past[0]['key'].shape == (2, 2, 10, 18) and cache.past[0]['value'].shape == (2, 2, 5, 18)
-    assert cache.memory['layers'][0]['key'].shape == (2, 2, 10, 5)
+    assert cache.past[0].key.shape == (2, 2, 10, 18) and cache.past[0].value.shape == (2, 2, 18, 5)
+    assert cache.memory['layers'][0].key.shape == (2, 2, 10, 5)

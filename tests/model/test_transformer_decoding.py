@@ -83,7 +83,7 @@ def test_a_cache_ends_where_learned_positions_end():
     model, variables = transformer(position='learned', max_length=6)
     memory = model.apply(variables, SOURCE, method='encode')
     cache = model.apply(variables, memory, 1, 50, method='init_cache')
-    assert cache.past[0]['key'].shape[3] == cache.state['ancestors'].shape[2] == 6
+    assert cache.past[0].length() == cache.state['ancestors'].shape[2] == 6
 
 
 def test_bfloat16_decodes_step_by_step():

@@ -203,6 +203,11 @@ def test_numpy_sums_many_values_as_the_compiled_checksum_does():
     assert numpy_checksum(values).tolist() == checksum(values).tolist()
 
 
+def test_a_checksum_needs_no_memory_beside_the_array():
+    values = jnp.ones((256, 1024))
+    assert checksum.lower(values).compile().memory_analysis().temp_size_in_bytes < values.nbytes / 100
+
+
 def test_a_checksum_is_what_the_definition_says():
     def mixed(x):
         for shift, factor in ((16, 0x85ebca6b), (13, 0xc2b2ae35)):

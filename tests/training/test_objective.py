@@ -17,7 +17,7 @@ from model.dropout import WordDropout
 from model.evaluation import forward, supervised
 from model.language_model import LanguageModel
 from model.losses import cross_entropy, divergence, symmetric_divergence
-from training.objective import OBJECTIVES, make_objective, r_drop, simcut
+from training.objective import OBJECTIVES, make_objective, of_mixed, r_drop, simcut
 from training.step import init_state, train_step
 
 SMOOTHED = functools.partial(cross_entropy, label_smoothing=0.1)
@@ -223,3 +223,16 @@ def test_every_objective_smooths_over_the_tokens_that_can_occur(options):
     cross = -(smoothed * log_softmax(logits)).sum()
     apart = 3.0 * float(sums.others['divergence']) if 'simcut' in options else 0.0
     assert float(sums.loss) == pytest.approx((2 if 'r_drop' in options else 1) * cross + apart, rel=1e-5)
+
+
+def test_the_loss_of_a_mixed_example_is_the_weighted_mean_of_the_losses_of_its_classes():
+    rng = np.random.default_rng(0)
+    logits, targets = rng.normal(size=(3, 5)), np.array([[0, 1], [2, 2], [4, 3]])
+    weights = np.array([[0.3, 0.7], [0.6, 0.4], [0.0, 0.0]])  # the last row is padding
+    sums = of_mixed(SMOOTHED)(jnp.float32(logits), jnp.int32(targets), jnp.float32(weights))
+    smoothed = 0.9 * np.eye(5)[targets] + 0.1 / 5
+    mixed = (weights[..., None] * smoothed).sum(axis=1)  # one distribution for each example
+    assert float(sums.loss) == pytest.approx(-np.sum(mixed * log_softmax(logits)), rel=1e-5)
+    assert float(sums.tokens) == pytest.approx(2)
+    whole = of_mixed(SMOOTHED)(jnp.float32(logits), jnp.int32(targets[:, 0]), jnp.ones(3))
+    assert float(whole.loss) == float(SMOOTHED(jnp.float32(logits), jnp.int32(targets[:, 0]), jnp.ones(3)).loss)

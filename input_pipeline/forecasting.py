@@ -1,0 +1,132 @@
+"""Windows of time series, for forecasting. The validation and test splits are the last steps of each series.
+
+    steps of a series:  0 ........ training | validation | test ...... n
+
+The targets of a window are the `horizon` steps after its context. All targets of a window are in one split, so no step
+is a target in two splits. The context of a validation or test window may reach back into the split before it, because
+these steps are the past at the time of the forecast.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from ml_collections import ConfigDict
+
+from input_pipeline.arrays import ArrayData
+from input_pipeline.examples import Examples
+from input_pipeline.preprocessing import Preprocessing, mean_and_std
+from input_pipeline.series_tables import read_histories
+from input_pipeline.splits import SPLITS
+from runtime.errors import UserError
+from runtime.files import expanded
+
+Series = Mapping[str, Float[np.ndarray, 'time channels']]
+
+
+class SeriesWindows(ArrayData):
+    """The windows of time series. An input is a context [context, channels]; its target is [horizon x channels]."""
+
+    def __init__(self, series: Series, channels: Sequence[str], where: str, data: ConfigDict):
+        """Divides the series by time.
+
+        Args:
+          series: {name: values}.
+          channels: the names of the channels.
+          where: the name of the data in messages.
+          data: config.data.
+
+        Raises:
+          UserError: if a series is too short.
+        """
+        self._series, self._where, self._season = series, where, data['season']
+        self._context, self._horizon = data['context'], data['horizon']
+        self._ends = {name: self._checked_ends(name, len(values), data['validation_share'])
+                      for name, values in series.items()}
+        names = tuple(f'{channel}+{step}' for step in range(1, self._horizon + 1) for channel in channels)
+
+        def load(split: str) -> Examples:
+            windows = np.concatenate([self._windows(name, split) for name in series])
+            return Examples(windows[:, :self._context], windows[:, self._context:].reshape(len(windows), -1),
+                            f'{where} ({split})', channels=tuple(channels), values=names)
+
+        super().__init__(load, labelled=False)
+
+    @functools.cached_property
+    def preprocessing(self) -> Preprocessing:
+        """The standardisation with statistics of the training contexts. Targets have the same scale as inputs."""
+        mean, std = mean_and_std(self.inputs('train'), f'{self._where} (train): inputs')
+        return Preprocessing(mean, std, mean * self._horizon, std * self._horizon)
+
+    def naive_errors(self, split: str) -> Float[np.ndarray, 'windows channels']:
+        """Returns the scale of the scaled error of each window (Hyndman and Koehler 2006, section 3).
+
+        This is the mean absolute error, over the training steps of the series, of forecasts that equal the value one
+        season earlier.
+        """
+        errors = []
+        for name, values in self._series.items():
+            past = values[:self._ends[name][0]]
+            error = np.abs(past[self._season:] - past[:-self._season]).mean(axis=0)
+            errors.append(np.tile(error, (len(self._windows(name, split)), 1)))
+        return np.concatenate(errors)
+
+    def _windows(self, name: str, split: str) -> Float[np.ndarray, 'windows steps channels']:
+        """Returns all windows of a series whose targets are in a split, in the order of time."""
+        length, index = self._context + self._horizon, SPLITS.index(split)
+        begin, end = (0, *self._ends[name])[index:index + 2]
+        first = begin - self._context if index else 0
+        views = np.lib.stride_tricks.sliding_window_view(self._series[name][first:end], length, axis=0)
+        return views.transpose(0, 2, 1)
+
+    def _checked_ends(self, name: str, steps: int, share: float) -> tuple[int, int, int]:
+        """Returns the numbers of steps at which the training, validation and test steps of a series end."""
+        held_out, window = round(steps * share), self._context + self._horizon
+        series = f'{self._where}: series {name!r}' if name else f'{self._where}: the series'
+        if steps - 2 * held_out < window:
+            raise UserError(f'{series} has {steps} steps, of which {max(0, steps - 2 * held_out)} are for training '
+                            f'(config.data.validation_share={share}). At least config.data.context + '
+                            f'config.data.horizon = {window} are needed. Decrease one of these options, or remove the '
+                            'series')
+        if held_out < self._horizon:
+            raise UserError(f'{series} has {steps} steps, of which {held_out} are for validation and {held_out} for '
+                            f'the test (config.data.validation_share={share}). At least config.data.horizon='
+                            f'{self._horizon} are needed. Increase the share, or decrease the horizon')
+        return steps - 2 * held_out, steps - held_out, steps
+
+
+def open_series(data: ConfigDict) -> SeriesWindows:
+    """Opens the series that `config.data` describes: a table, or a built-in data set.
+
+    Raises:
+      UserError: if the series cannot be read, or a series is too short.
+    """
+    if data['source'] == 'builtin':
+        return SeriesWindows({'': BUILTIN[data['name']]()}, (data['name'],), data['name'], data)
+    path = expanded(data['file'])
+    series, channels = read_histories(path)
+    return SeriesWindows(series, channels, str(path), data)
+
+
+def co2() -> Float[np.ndarray, 'weeks 1']:
+    """Returns the weekly CO2 concentration of the air at Mauna Loa, Hawaii, in ppm: 2,284 weeks from 1958 to 2001.
+
+    The data (Keeling and Whorf, Scripps Institution of Oceanography) is in the package statsmodels. The 59 missing
+    weeks, all in the training split, are interpolated linearly.
+
+    Raises:
+      UserError: if statsmodels is not installed.
+    """
+    try:
+        from statsmodels.datasets import co2 as data  # an optional package
+    except ImportError:
+        raise UserError('config.data.name=co2 needs the package statsmodels, which contains the data. Run '
+                        'pip install statsmodels') from None
+    frame: Any = data.load_pandas().data
+    return frame['co2'].interpolate().to_numpy()[:, None]
+
+
+# Built-in series: the value of config.data.name -> the function that returns the series.
+BUILTIN = {'co2': co2}

@@ -1,0 +1,76 @@
+"""Forecasting of time series: a decoder-only Transformer over patches of a series.
+
+The model reads a series in patches, like `model/patches.py`, with a causal mask: each patch sees itself and the patches
+before it, and predicts the next patch. Das et al. 2024 (TimesFM, arXiv:2310.10688) use this architecture.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from kernels.product import dot_general
+from model.blocks import BlockConfig, SelfAttentionStack
+from model.dropout import Dropout
+from model.patches import patches
+from model.places import place
+from model.positional import sinusoids
+from model.relation import Relation
+
+SMALLEST_VARIANCE = 1e-5  # of a context, relative to the training data; a constant context is divided by its root
+
+
+class Forecaster(nn.Module):
+    """A causal Transformer that maps a context, and the steps that follow it, to predictions of these steps.
+
+    Mean and variance of each channel of the context are removed from the series, and restored in the predictions (Kim
+    et al. 2022, reversible instance normalization). The outputs of the network are differences from the last value of
+    the previous patch, so outputs of zero are the naive forecast.
+
+    Attributes:
+      config, num_layers: options of config.model (configs/options.py).
+      patch: the number of steps in a patch.
+    """
+    config: BlockConfig
+    num_layers: int
+    patch: int
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, 'batch context channels'],
+                 following: Float[Array, 'batch horizon channels'],
+                 deterministic: bool = True) -> Float[Array, 'batch values']:
+        """Returns the predictions for the steps after the context, flattened: [batch, horizon * channels].
+
+        The prediction of a patch depends on the context and on the patches of `following` before this patch (teacher
+        forcing). `patch` must divide the lengths of the context and of `following`.
+        """
+        config, patch, (batch, _, channels) = self.config, self.patch, inputs.shape
+        mean, variance = inputs.mean(axis=1, keepdims=True), inputs.var(axis=1, keepdims=True)
+        scale = jnp.sqrt(variance + SMALLEST_VARIANCE)
+        series = (jnp.concatenate([inputs, following[:, :-patch]], axis=1) - mean) / scale
+        init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('patch', 'embed'))
+        x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, dot_general=dot_general,
+                     name='embedding')(patches(series, patch))
+        x = place(self, 'embedding', x)
+        x = Dropout(config.dropout)(x + self._positions(x.shape[1]).astype(x.dtype), deterministic)
+        relation = Relation.within(np.arange(x.shape[1])[None], causal=True)
+        # Like the stack of a language model, this stack has the name 'encoder', because it has no cross-attention.
+        x = SelfAttentionStack(config, self.num_layers, name='encoder')(x, relation, deterministic)
+        first = inputs.shape[1] // patch - 1  # the last patch of the context predicts the first patch after it
+        init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
+        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
+        head = nn.Dense(patch * channels, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
+                        dot_general=dot_general, name='head')
+        changes = place(self, 'head', head(x[:, first:]).reshape(batch, -1)).reshape(batch, -1, patch, channels)
+        last = series[:, patch - 1::patch][:, first:, None]
+        return ((changes + last).reshape(following.shape) * scale + mean).reshape(batch, -1)
+
+    def _positions(self, count: int) -> Float[Array, '{count} d_model']:
+        """Returns the position encodings that are added to the patches."""
+        if self.config.position == 'learned':
+            init = nn.with_logical_partitioning(nn.initializers.normal(self.config.d_model ** -0.5),
+                                                ('position', 'embed'))
+            return self.param('positions', init, (count, self.config.d_model), unbox=True)
+        if self.config.position == 'sinusoidal':
+            return sinusoids(jnp.arange(count), self.config.d_model)
+        return jnp.zeros((count, self.config.d_model))

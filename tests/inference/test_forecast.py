@@ -1,0 +1,101 @@
+"""Forecasts: autoregressive decoding, the naive forecasts, and the scores."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from analysis.explain import explain_example
+from inference.forecast import Forecaster, forecast_scores, naive_forecasts
+from inference.inspection import inspect
+from inference.text import SearchOptions
+from input_pipeline.data import SeriesData
+from input_pipeline.forecasting import SeriesWindows
+from model import forecaster
+from model.blocks import BlockConfig
+from model.losses import Sums
+from tests.input_pipeline.helpers import options
+from tests.model.helpers import random_params
+
+SETTINGS = {'context': 6, 'horizon': 4, 'season': 3, 'validation_share': 0.2}
+SERIES = np.random.default_rng(0).normal(5, 2, (40, 2))
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+    """The data of a run, with windows of a series in memory."""
+    class InMemory(SeriesData):
+        def _open(self, config):
+            return SeriesWindows({'': SERIES}, ['x', 'y'], 'memory', config.data)
+    return InMemory(ConfigDict({'data': options(**SETTINGS), 'seed': 0, 'batch': {'rows': 4}}), None)
+
+
+@pytest.fixture(scope='module')
+def model(data):
+    module = forecaster.Forecaster(BlockConfig(d_model=8, d_ff=12, num_heads=2, dropout=0.0, norm='pre',
+                                               position='learned'), num_layers=1, patch=2)
+    params = random_params(module, jnp.zeros((1, 6, 2)), jnp.zeros((1, 4, 2)))
+    return Forecaster(module, params, dataclasses.replace(data.arrays.form, latest=True), horizon=4, season=3)
+
+
+def test_each_patch_of_a_forecast_is_read_by_the_next_prediction(model):
+    contexts = model.form.prepare(SERIES[None, :10])
+    scaled = model.preprocessing.inputs(contexts)
+    forecast = np.zeros((1, 0, 2), np.float32)
+    while forecast.shape[1] < 4:  # a longer input in each pass: no step is read before it is predicted
+        read = np.pad(forecast, ((0, 0), (0, 4 - forecast.shape[1]), (0, 0)), constant_values=7.0)
+        outputs = model.module.apply({'params': model.params}, jnp.asarray(scaled),
+                                     jnp.asarray(read)).reshape(1, 4, 2)
+        forecast = outputs[:, :forecast.shape[1] + 2]
+    expected = forecast * np.array(model.preprocessing.input_std) + np.array(model.preprocessing.input_mean)
+    predictions = model.answer(SERIES[None, :10])
+    np.testing.assert_allclose(predictions.values, expected.reshape(1, 8), rtol=1e-5)
+    assert list(predictions[0].values) == ['x+1', 'y+1', 'x+2', 'y+2', 'x+3', 'y+3', 'x+4', 'y+4']
+    np.testing.assert_allclose(model.seen(predictions[0])[6:].ravel(), predictions.values[0, :4], rtol=1e-5)
+    assert model.attention(predictions[0])['decoder'].shape == (1, 2, 4, 4)
+
+
+def test_values_inside_a_forecast_can_be_read(model):
+    forecast = model.answer(SERIES[None, :6])[0]
+    inspected, = inspect(model, SERIES[None, :6], ['head', 'decoder/layers_0/self_attention/weights'], SearchOptions())
+    weights = inspected['decoder/layers_0/self_attention/weights'].values
+    np.testing.assert_allclose(weights, model.attention(forecast)['decoder'][0], rtol=1e-5)
+    assert inspected['head'].values.shape == (8,)
+    explanation = explain_example(model, forecast)
+    assert explanation.attention[0].keys == ['window 1', 'window 2', 'window 3', 'window 4']
+
+
+def test_naive_forecasts_repeat_the_last_value_or_the_last_season():
+    contexts = np.arange(12.0).reshape(1, 6, 2)
+    naive, seasonal = naive_forecasts(contexts, 4, 3).values()
+    np.testing.assert_array_equal(naive[0], [[10, 11]] * 4)
+    np.testing.assert_array_equal(seasonal[0], [[6, 7], [8, 9], [10, 11], [6, 7]])
+
+
+def test_scores_are_means_over_windows_steps_and_channels():
+    rng = np.random.default_rng(1)
+    forecasts, targets = rng.normal(size=(2, 3, 4, 2))
+    scale = rng.uniform(1, 2, (3, 2))
+    expected = np.mean([abs(forecasts[n, t, c] - targets[n, t, c]) / scale[n, c] for n, t, c in np.ndindex(3, 4, 2)])
+    scores = forecast_scores(forecasts, targets, scale)
+    assert scores['mean_absolute_scaled_error'] == pytest.approx(expected)
+    assert scores['root_mean_squared_error'] == pytest.approx(np.sqrt(np.mean((forecasts - targets) ** 2)))
+    assert scores['mean_absolute_error'] == pytest.approx(np.abs(forecasts - targets).mean())
+    assert 'mean_absolute_scaled_error' not in forecast_scores(forecasts, targets, 0 * scale)
+
+
+def test_results_have_the_baselines_and_each_step(model, data):
+    results, table = model.score(data, 'test', ConfigDict(), SearchOptions())
+    assert results['n'] == 5 == len(table) - 1 and results['horizon'] == 4
+    assert list(results['by_step']) == [1, 2, 3, 4]
+    for system in 'naive', 'seasonal_naive', 'model':
+        whole = results if system == 'model' else results['baselines'][system]
+        by_step = [step[system]['mean_absolute_error'] for step in results['by_step'].values()]
+        assert whole['mean_absolute_error'] == pytest.approx(np.mean(by_step))
+    last = np.stack([SERIES[t - 1] for t in range(32, 37)])
+    truth = np.stack([SERIES[t + 3] for t in range(32, 37)])
+    assert results['by_step'][4]['naive']['mean_absolute_error'] == pytest.approx(np.abs(last - truth).mean())
+    evaluation = model.validate(data, Sums(0.0, 1.0, {}), ConfigDict())
+    assert list(evaluation.metrics) == ['mean_absolute_scaled_error']

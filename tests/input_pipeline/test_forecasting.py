@@ -1,0 +1,112 @@
+"""Windows of series for forecasting: the cut by time, the scale of errors, tables, and errors of users."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from input_pipeline.array_batches import ArrayPlan
+from input_pipeline.array_files import read_inputs
+from input_pipeline.data import SeriesData
+from input_pipeline.forecasting import SeriesWindows, co2, open_series
+from runtime.errors import UserError
+from tests.input_pipeline.helpers import options
+
+RAMP = np.arange(40.0)[:, None]  # each value is the number of its step
+
+
+def windows(series=RAMP, **changes):
+    settings = {'context': 6, 'horizon': 2, 'season': 3, 'validation_share': 0.1} | changes
+    named = series if isinstance(series, dict) else {'': series}
+    return SeriesWindows(named, ['x'], 'data', options(**settings))
+
+
+def open_table(tmp_path, table, **changes):
+    (tmp_path / 'series.csv').write_text(table)
+    return open_series(options(file=str(tmp_path / 'series.csv'), **{
+        'context': 6, 'horizon': 2, 'season': 3, 'validation_share': 0.1} | changes))
+
+
+def test_splits_are_cut_by_time_and_no_step_is_a_target_in_two_splits():
+    data = windows()
+    targets = {split: data.targets(split) for split in ('train', 'validation', 'test')}
+    for split, steps in ('train', range(6, 32)), ('validation', range(32, 36)), ('test', range(36, 40)):
+        np.testing.assert_array_equal(np.unique(targets[split]), list(steps))
+        np.testing.assert_array_equal(targets[split], [[step, step + 1] for step in steps[:-1]])
+        # The context is the six steps before the targets.
+        np.testing.assert_array_equal(data.inputs(split)[:, :, 0], targets[split][:, :1] - np.arange(6, 0, -1))
+
+
+def test_statistics_are_those_of_the_training_steps():
+    data = windows(np.concatenate([RAMP[:32], np.full((8, 1), 1e6)]))
+    mean, std = data.preprocessing.input_mean, data.preprocessing.input_std
+    assert mean[0] < 32 and data.preprocessing.target_mean == mean * 2 and data.preprocessing.target_std == std * 2
+
+
+def test_errors_are_scaled_by_the_seasonal_naive_errors_of_the_training_steps():
+    rng = np.random.default_rng(0)
+    series = {'a': rng.normal(size=(40, 1)), 'b': 5 * rng.normal(size=(60, 1))}
+    data = windows(series)
+    expected = [np.mean([abs(values[t, 0] - values[t - 3, 0]) for t in range(3, len(values) - 2 * held_out)])
+                for values, held_out in ((series['a'], 4), (series['b'], 6))]
+    np.testing.assert_allclose(data.naive_errors('test')[:, 0], np.repeat(expected, [3, 5]))
+    assert len(data.inputs('test')) == 8
+
+
+def test_batches_contain_the_targets_for_teacher_forcing():
+    data = windows()
+    batch = ArrayPlan(data, 'train', rows=8, seed=0, following=True).batch(1)
+    following = batch['inputs']['following']
+    assert following.shape == (8, 2, 1)
+    np.testing.assert_array_equal(following.reshape(8, 2), batch['targets'])
+    step = (following[0, 1] - following[0, 0])[0]  # contexts and targets have the same scale
+    np.testing.assert_allclose(np.diff(batch['inputs']['inputs'][0, :, 0]), step, rtol=1e-4)
+
+
+def test_a_table_may_have_several_series_and_channels(tmp_path):
+    rows = [f'{name},{time},{time + shift},{-time}' for name, shift, steps in (('a', 0, 40), ('b', 100, 50))
+            for time in reversed(range(steps))]
+    data = open_table(tmp_path, 'series,time,up,down\n' + '\n'.join(rows))
+    assert data.form.channels == ('up', 'down') and data.form.targets == ('up+1', 'down+1', 'up+2', 'down+2')
+    assert data.inputs('test').shape == (3 + 4, 6, 2)
+    np.testing.assert_array_equal(data.targets('test')[[0, 3]], [[36, -36, 37, -37], [145, -45, 146, -46]])
+
+
+def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
+    form = dataclasses.replace(windows().form, latest=True)
+    (tmp_path / 'new.csv').write_text('series,x\n' + ''.join(f'a,{n}\n' for n in range(9)) + 'b,1\n' * 6)
+    names, inputs = read_inputs(str(tmp_path / 'new.csv'), form)
+    assert names == ['a', 'b']
+    np.testing.assert_array_equal(inputs[:, :, 0], [range(3, 9), [1] * 6])
+    with pytest.raises(UserError, match=r'example 1 has 5 steps, but a forecast is based on the last 6 steps'):
+        form.prepare([np.ones((9, 1)), np.ones((5, 1))])
+    (tmp_path / 'new.csv').write_text('y\n1\n')
+    with pytest.raises(UserError, match='the channels are y, but in the training data they are x'):
+        read_inputs(str(tmp_path / 'new.csv'), form)
+
+
+@pytest.mark.parametrize('table, changes, message', [
+    ('x\n' + '1\n' * 9, {}, "the series has 9 steps, of which 7 are for training .*= 8 are needed"),
+    ('series,x\n' + 'a,1\n' * 40 + 'b,1\n' * 9, {}, "series 'b' has 9 steps, of which 7 are for training"),
+    ('x\n' + '1\n' * 40, {'horizon': 5}, '4 are for validation and 4 for the test .*config.data.horizon=5 are needed'),
+    ('x\n' + '1\n' * 40, {'validation_share': 0.0}, '0 are for validation'),
+    ('x\n' + '1\n' * 40, {'validation_share': 0.6}, 'of which 0 are for training'),
+    ('x\n1\n\n,\n', {}, r'series.csv:4: 2 columns instead of 1'),
+    ('time,x\n1,1\n2,nan\n', {}, r"csv:3: x is 'nan', not a number. Forecasting needs every value: fill the gaps"),
+    ('time,x\n1,1\n2,\n', {}, r"series.csv:3: x is '', not a number. Forecasting needs every value"),
+    ('time,x\n1,1\n1,2\n', {}, r"series.csv:3: time '1' of series '' is also at line 2"),
+    ('x,target\n1,1\n', {}, "column 'target' is not used for forecasting. Rename the column, or remove it"),
+    ('time\n1\n', {}, 'no column is a channel'),
+])
+def test_tables_from_which_no_forecast_can_be_learned(tmp_path, table, changes, message):
+    with pytest.raises(UserError, match=message):
+        open_table(tmp_path, table, **changes)
+
+
+def test_co2_is_the_published_series():
+    pytest.importorskip('statsmodels')
+    series = co2()
+    assert series.shape == (2284, 1) and np.isfinite(series).all()
+    assert series[0, 0] == 316.1 and series[-1, 0] == 371.5  # 29 March 1958 and 29 December 2001
+    assert SeriesData.needed <= {*open_series(options(source='builtin', name='co2', context=104, horizon=52, season=52,
+                                                      validation_share=0.1)).sizes, 'classes', 'preprocessing'}

@@ -1,0 +1,48 @@
+"""config.train.matmul_precision=auto, with given rates of products."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs import base, demo, multi30k
+from configs.versions import VERSION
+from kernels import rates
+from run_directory.workdir import RunDirectory
+from training import precision
+
+
+@pytest.mark.parametrize('single, half, expected', [(170, 400, 'bfloat16'), (250, 150, 'default'), (9, 9, 'default')])
+@pytest.mark.parametrize('backend', ['cpu', 'gpu'])
+def test_auto_is_the_faster_precision_of_a_cpu(single, half, expected, backend, monkeypatch, caplog):
+    caplog.set_level('INFO', logger='allyouneed')
+    monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+    measured = []
+    monkeypatch.setattr(rates, 'product_rate', lambda sizes, dtype: (
+        measured.append(sizes), {jnp.float32: single, jnp.bfloat16: half}[dtype])[1])
+    config = multi30k.get_config()
+    precision.resolve_precision(config, tokens=1536)
+    assert config.train.matmul_precision == (expected if backend == 'cpu' else 'default')
+    if backend == 'cpu':
+        assert measured == [[(1536, 256, 512), (1536, 512, 256), (256, 1536, 512)]] * 2
+        assert f'{single} GFLOP/s in float32 and at {half} GFLOP/s in bfloat16. This run uses {expected}' in caplog.text
+    measured.clear()
+    precision.resolve_precision(config, tokens=1536)
+    assert not measured  # only auto is measured
+
+
+def test_the_measured_sizes_are_limited():
+    config = base.get_config()
+    assert precision.product_sizes(config, 25_000)[0] == (precision.ROWS, 512, 2048)
+
+
+@pytest.mark.parametrize('asked', [[], ['train.matmul_precision']])
+@pytest.mark.parametrize('saved', ['bfloat16', 'default'])
+def test_a_resumed_run_keeps_its_precision(saved, asked, tmp_path):
+    config = demo.get_config()
+    config.train.matmul_precision = saved
+    (tmp_path / 'config.json').write_text(json.dumps({'version': VERSION, **config.to_dict()}))
+    config.train.matmul_precision = 'auto'
+    with RunDirectory(str(tmp_path), config, asked=asked):
+        assert config.train.matmul_precision == saved
