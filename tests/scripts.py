@@ -77,7 +77,7 @@ def run(tmp_path_factory, data, cache):
 
 @pytest.fixture(scope='session')
 def whole(tmp_path_factory, cache):
-    """The directory of a tiny run on images that was not interrupted. Tests may only read it."""
+    """Trains a tiny run on images without an interruption, and returns its directory. Tests may only read it."""
     from tests.tiny_run import start, tiny_config  # here, because these imports take seconds
     workdir = tmp_path_factory.mktemp('runs') / 'whole'
     start(workdir, tiny_config(cache))
@@ -86,7 +86,7 @@ def whole(tmp_path_factory, cache):
 
 @pytest.fixture
 def copy(whole, tmp_path):
-    """A copy of `whole`, as if it had been killed after step 9."""
+    """Returns a copy of `whole` in the state of a run that was killed after step 9."""
     shutil.copytree(whole, tmp_path / 'copy')
     shutil.rmtree(tmp_path / 'copy' / 'checkpoints' / '12')
     return tmp_path / 'copy'
