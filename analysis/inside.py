@@ -16,6 +16,7 @@ from analysis.roles import ROLES, roles
 from inference.options import search_options
 from inference.run import Run
 from inference.translate import Translator
+from input_pipeline.splits import asked_splits
 from runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,13 +55,14 @@ def examples(run: Run, request: Request) -> list[Any]:
     """Returns the first examples of a split: pairs, or outputs of a language model.
 
     Raises:
-      UserError: if the run does not write text.
+      UserError: if the run does not write text, or the split does not exist.
     """
+    split, *_ = asked_splits(request.split, run.config.data)
     data, model = run.data(), run.model
     if isinstance(model, Translator):
-        return data.pairs(request.split)[:request.count]  # pyright: ignore[reportAttributeAccessIssue]
+        return data.pairs(split)[:request.count]  # pyright: ignore[reportAttributeAccessIssue]
     as_output(run, ('', 'a'))  # raises an error for a model of images or series
-    return [output for output, _ in model.examples(data, request.split, request.count, run.options)]  # pyright: ignore
+    return [output for output, _ in model.examples(data, split, request.count, run.options)]  # pyright: ignore
 
 
 def importance(run: Run, request: Request) -> Result:

@@ -21,9 +21,9 @@ QUICK = [
 ]
 SLOW = [
     Case(RUN + '--what=roles --checkpoint=bset', "checkpoint='bset' does not exist"),
-    Case(RUN + '--what=roles --place=*/weight', "place '*/weight': the model has no such place. Did you mean"),
+    Case(RUN + '--what=roles --place=*/weight', "place '*/weight': the model has no such place. Use one of"),
     Case(RUN + '--what=roles --place=encoder', 'roles are computed from attention weights'),
-    Case(RUN + '--what=roles --split=tset', 'tset'),
+    Case(RUN + '--what=roles --split=tset', '--split=tset must be one of'),
     Case(RUN + '--what=pruning --count=1', '--count=1: pruning needs at least 2 pairs'),
     Case(TEXT + '--what=attribution --method=integrate', "there is no method 'integrate'. Did you mean integrated"),
     Case(TEXT + '--what=attribution --method=flow --instead=two', "instead='two': method='flow' uses only attention"),
