@@ -80,7 +80,8 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
     """
     size, own = config.vocab_size, _tokenizer_config(folder)
     if os.path.lexists(path := folder / 'tokenizer.json'):  # a pipe or a broken link is an error, not a missing file
-        original = _read(path, lambda: tokenizers_library().Tokenizer.from_str(read_bytes(path).decode()))
+        content = _read(path, lambda: read_bytes(path).decode())
+        original = _read(path, lambda: tokenizers_library().Tokenizer.from_str(content))
     elif os.path.lexists(path := folder / 'tokenizer.model'):
         return _sentencepiece(path, config), own.add_bos_token is not False
     elif (path := folder / 'vocab.json').is_file():

@@ -35,6 +35,8 @@ def original(tmp_path_factory):
 def test_a_damaged_folder_is_refused(original, row, tmp_path):
     name, *changes, says = row
     changes = changes[0] if len(changes) == 1 else {changes[0]: changes[1]}
+    if 'tokenizer.json' in changes:
+        pytest.importorskip('tokenizers', reason="it is in the extra 'interchange', and is not installed here")
     folder = tmp_path / 'model'
     shutil.copytree(original(name), folder)
     for file, change in changes.items():

@@ -146,7 +146,8 @@ def test_a_line_that_is_no_json_text_is_named(tmp_path, line):
 
 
 class Validation(DocumentData):
-    """A split whose tokens are given."""
+    """A split with given tokens, whose text has six characters of one byte."""
+    characters = bytes = 6
 
     def __init__(self, batches):
         self.batches = batches
@@ -161,9 +162,6 @@ class Validation(DocumentData):
         tokens = np.array(self.batches[step])
         return {'inputs': {'tokens': tokens[:, :-1]}, 'targets': tokens[:, 1:],
                 'weights': np.ones(tokens[:, 1:].shape, np.float32)}
-
-    def characters(self, split):
-        return 6
 
 
 def test_unknown_characters_of_a_split_are_counted_in_its_results(letters, caplog):

@@ -89,7 +89,8 @@ def test_every_matrix_of_every_model_names_its_axes(kind):
                    output_bias=True, num_key_value_heads=1)
     module = build_model(options, source_vocab_size=40, target_vocab_size=40, vocab_size=40, outputs=5)
     tokens = jnp.ones((1, 4), jnp.int32)
-    inputs = {'language_model': {'tokens': tokens}, 'patches': {'inputs': jnp.ones((1, 8, 8, 1))}}.get(
+    inputs = {'language_model': {'tokens': tokens}, 'patches': {'inputs': jnp.ones((1, 8, 8, 1))},
+              'forecaster': {'inputs': jnp.ones((1, 8, 1)), 'following': jnp.ones((1, 8, 1))}}.get(
         kind, {'source': tokens, 'target': tokens})
     params = jax.eval_shape(lambda: module.init(jax.random.key(0), **inputs))['params']
     known = {name for name, _ in mesh.RULES}
