@@ -147,10 +147,9 @@ def test_a_line_that_is_no_json_text_is_named(tmp_path, line):
 
 class Validation(DocumentData):
     """A split with given tokens, whose text has six characters of one byte."""
-    characters = bytes = 6
 
     def __init__(self, batches):
-        self.batches = batches
+        self.batches, self.characters, self.bytes = batches, 6, 6
 
     def plan(self, split):
         return self
