@@ -52,7 +52,10 @@ def as_pharaoh(links: Links) -> str:
 
 
 def error_rate(alignments: Sequence[Links], gold: Sequence[Links]) -> float:
-    """Returns the alignment error rate 1 - 2 |A and G| / (|A| + |G|) for sure gold links G (Och and Ney 2003)."""
+    """Returns the alignment error rate 1 - 2 |A and G| / (|A| + |G|) of the links A (Och and Ney 2003).
+
+    G are the gold links. They are all 'sure' links; there are no 'possible' links.
+    """
     both = sum(len({*links} & {*gold_links}) for links, gold_links in zip(alignments, gold, strict=True))
     return 1 - 2 * both / max(1, sum(len({*links}) for links in (*alignments, *gold)))
 

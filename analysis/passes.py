@@ -67,7 +67,7 @@ class Text:
 
 
 class Node(NamedTuple):
-    """A part of a model: a place, and the numbers of heads and tokens at this place, from 0. None selects all."""
+    """A part of a model: a place, the indices of heads, and the indices of tokens, from 0. None selects all indices."""
     place: str
     heads: Sequence[int] | None = None
     positions: Sequence[int] | None = None

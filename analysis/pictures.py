@@ -44,7 +44,7 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
     kind = chosen_kind(weights, kind)
     if layer == 'rollout':
         if kind != 'encoder' or head:
-            raise UserError(f'look={look!r}: attention rollout is defined only for all heads of the encoder. Use '
+            raise UserError(f'look={look!r}: attention rollout combines all heads of the encoder. Use '
                             'look=encoder:rollout')
         return kind, attention_rollout(weights[kind])[None], ['attention rollout']
     layers, heads = weights[kind].shape[:2]

@@ -267,7 +267,7 @@ class SearchModel(TextModel):
     """A model that writes text by a search, token by token. The module has encode, init_cache and decode_step.
 
     Attributes:
-      cut: whether an output that reaches its length limit has no end token. If false, the end token is forced.
+      cut: if true, an output that reaches its length limit stops without an end token. If false, an end token is added.
       distribute: puts the arrays of a search on the devices of the parameters.
     """
 

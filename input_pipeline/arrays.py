@@ -116,7 +116,7 @@ class ArrayData:
 
     @functools.cached_property
     def described(self) -> dict[str, Any]:
-        """The entries of the sizes that describe the inputs and the outputs, as JSON; see `InputFormat`."""
+        """The description of the inputs and the outputs, as JSON. A run saves it in sizes.json (`InputFormat`)."""
         train = self._split('train')
         targets = None if self.classes else list(train.values) or list(map(str, range(train.targets.shape[1])))
         return {'classes': self.classes, 'targets': targets,

@@ -168,9 +168,9 @@ def draw_number(rng: random.Random, form: tuple) -> tuple[Decimal]:
 
 
 def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
-    """Returns the fixed parts A and B, which suffice to compare styles of lists.
+    """Returns writers of the letters A and B in place of words. The formats of lists are compared with these letters.
 
-    `draw_sentence` draws the real parts of a sentence.
+    `draw_sentence` draws the words of a sentence.
     """
     return ([lambda locale: 'A', lambda locale: 'B'],)
 

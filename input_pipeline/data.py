@@ -305,7 +305,7 @@ class SeriesData(MeasuredData):
 
     @override
     def plan(self, split: str) -> ArrayPlan:
-        """Returns batches of windows, with the targets as inputs for teacher forcing."""
+        """Returns batches of windows. The inputs also contain the targets, for teacher forcing."""
         return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split),
                          preprocessing=self._preprocessing, following=True)
 

@@ -56,15 +56,15 @@ class SeriesWindows(ArrayData):
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        """The standardisation with statistics of the training contexts. Targets have the same scale as inputs."""
+        """The standardisation of inputs and targets. Mean and standard deviation are those of the training contexts."""
         mean, std = mean_and_std(self.inputs('train'), f'{self._where} (train): inputs')
         return Preprocessing(mean, std, mean * self._horizon, std * self._horizon)
 
     def naive_errors(self, split: str) -> Float[np.ndarray, 'windows channels']:
-        """Returns the scale of the scaled error of each window (Hyndman and Koehler 2006, section 3).
+        """Returns the divisor of the scaled error of each window (Hyndman and Koehler 2006, section 3).
 
-        This is the mean absolute error, over the training steps of the series, of forecasts that equal the value one
-        season earlier.
+        The forecast that repeats the value of one season earlier has an absolute error at each step. The divisor is the
+        mean of these errors over the training steps of the series.
         """
         errors = []
         for name, values in self._series.items():

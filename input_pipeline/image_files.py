@@ -58,9 +58,9 @@ def read_images(paths: Sequence[Path], channels: int,
 
     Args:
       paths: the files.
-      channels: 1 or 3. Greyscale images are converted to three equal channels, but colour images are not converted.
-      size: (height, width). Images are scaled with their aspect ratio and cropped at the edges. Without a size, all
-        images must have the same size.
+      channels: 1 or 3. With 3, a greyscale image is copied into three channels. With 1, a colour image is an error.
+      size: (height, width). Images are scaled without a change of the aspect ratio, and cropped at the edges. Without
+        a size, all images must have the same size.
 
     Raises:
       UserError: if an image cannot be read, or has another size or number of channels.

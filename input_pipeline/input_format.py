@@ -162,7 +162,7 @@ class InputFormat:
 
 def described_inputs(inputs: Num[np.ndarray, 'examples *space channels'],
                      channels: Sequence[str] = (), **more: bool) -> dict[str, Any]:
-    """Returns the dtype, the encoding and the range of training inputs, as JSON: the entry 'inputs' of the sizes."""
+    """Returns the dtype, the encoding and the range of training inputs, as JSON (the entry 'inputs' of sizes.json)."""
     flat = inputs.reshape(-1, inputs.shape[-1])
     low, high = np.fmin.reduce(flat), np.fmax.reduce(flat)  # ignore NaN
     encoding = NUMBERS

@@ -168,8 +168,8 @@ class TextCorpus(LinkedCorpus):
     def _read_links(self, base: Path, split: str) -> Iterator[Links]:
         path, files = plain_or_gz(base, 'align'), self._files_of(base, split)
         if path is None:
-            raise UserError(f'{base}.align (or .gz) does not exist: it must have the links of each line of {files[0]}, '
-                            'such as 0-0 1-2. Add the file, or set train.guided_alignment=0')
+            raise UserError(f'{base}.align or {base}.align.gz does not exist. It must have one line of links, such '
+                            f'as 0-0 1-2, for each line of {files[0]}. Add the file, or set train.guided_alignment=0')
         pairs, lines = _read_pairs(files), read_lines(path)
         for number, (pair, line) in enumerate(itertools.zip_longest(pairs, lines), 1):
             if pair is None or line is None:

@@ -83,8 +83,8 @@ class Parts:
         """
         first = count - round(count * self.share)
         if not 0 < first < count:
-            raise UserError(f'config.data.validation_share={self.share}: a split of the {count} examples in {where} '
-                            'would be empty. Change the share, or add examples')
+            raise UserError(f'config.data.validation_share={self.share}: {where} has only {count} examples, so '
+                            'a split would be empty. Change the share, or add examples')
         return slice(first) if split == 'train' else slice(first, None)
 
     def characters(self, text: str, split: str, where: str) -> str:

@@ -84,7 +84,7 @@ class WindowPlan:
                 'weights': weights.astype(np.float32)}
 
     def places(self, step: int, part: Part = ALL) -> Places:
-        """Returns the place of each input of batch `step` in the stream, or -1 for padding."""
+        """Returns the positions of the inputs of batch number `step` in the token stream. Padding has position -1."""
         epoch, index = divmod(step, len(self))
         order, cut = self._epoch(epoch)
         rows = part.rows(self.rows[0])

@@ -46,7 +46,8 @@ class ArrayFile:
         self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         self._checksums = self.entry(CHECKSUMS, dict[str, Count], {})
         if self._checksums and self._checksums.keys() != self.shapes.keys():
-            raise UserError(f'{path}: metadata {CHECKSUMS}: the names differ from the names of the arrays. {ADVICE}')
+            raise UserError(f'{path}: the checksums in the metadata ({CHECKSUMS}) do not have the names of the arrays. '
+                            f'{ADVICE}')
 
     def entry(self, name: str, schema: Any, default: Any) -> Any:
         """Returns an entry of the metadata, decoded from JSON. Returns the default if the entry is missing.

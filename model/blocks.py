@@ -97,9 +97,8 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
                    first: Int[Array, ''], relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
     """Computes self-attention at the newest position of every hypothesis.
 
-    Returns the outputs and the new past. The new past also contains one key for each hypothesis at this position. These
-    keys begin at index `first`. `relation` relates the hypotheses to all keys. The mask of `relation` hides the keys of
-    other hypotheses.
+    Returns the outputs and the new past (the cache of keys and values). In the new past, the keys of this position
+    begin at index `first`, one key for each hypothesis. The mask of `relation` hides the keys of other hypotheses.
     """
     query, key, value = attention.queries_keys_values(x, relation.target)
     past = past.write(key, value, first)

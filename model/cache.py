@@ -36,7 +36,7 @@ class Past(flax.struct.PyTreeNode):
 
     @classmethod
     def of(cls, key: Float[Array, 'batch keys groups d_k'], value: Float[Array, 'batch keys groups d_v']) -> 'Past':
-        """Returns the past of keys and values that have the axes of attention."""
+        """Returns a past that contains the given keys and values."""
         return cls(jnp.moveaxis(key, 1, KEYS_AXIS['key']), jnp.moveaxis(value, 1, KEYS_AXIS['value']))
 
     @classmethod

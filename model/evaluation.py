@@ -45,7 +45,7 @@ def forward(module: nn.Module, devices: int = 1) -> Apply:
 
 
 def whole(outputs: Outputs) -> Array:
-    """Returns the logits if the outputs are a Projection, otherwise the unchanged outputs."""
+    """Returns `outputs`. The product of a Projection (states and output matrix) is computed first."""
     return outputs.logits() if isinstance(outputs, Projection) else outputs
 
 

@@ -35,8 +35,8 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
                   weights: Float[Array, '*batch'], label_smoothing: float, absent: tuple[int, ...] = ()) -> Sums:
     """Returns the cross-entropy with the smoothed target distribution q = (1 - eps) * onehot + eps * u (section 5.4).
 
-    u is uniform over the classes that can occur: all classes except `absent`, the tokens that an imported vocabulary
-    lacks. The loss is computed without q:
+    u is uniform over the classes that can occur. The classes in `absent` cannot occur: an imported vocabulary has no
+    tokens with these numbers. The loss is computed without q:
 
         -sum_c q_c log p_c = logsumexp(logits) - (1 - eps) * logit[target] - eps * mean(logits)
 
@@ -46,7 +46,7 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
     On CPUs, these logits and their gradient are never in memory as a whole.
 
     Raises:
-      NotImplementedError: with a Projection, for a gradient of 'nll' or a gradient with respect to the weights.
+      NotImplementedError: with a Projection, for a gradient of 'nll' or a gradient with respect to `weights`.
     """
     if isinstance(outputs, Projection):
         factors = outputs.states, outputs.table, outputs.bias

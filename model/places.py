@@ -176,7 +176,10 @@ def at_positions(positions: Int[Array, '*#batch']) -> Iterator[None]:
 # For loops over positions (lax.scan): a value that is captured in the body of a loop must be an output of the loop.
 
 def loop_positions(length: int) -> Int[Array, '1 length'] | None:
-    """Returns the position of each step of a loop, as input of the body that `looped` returns; None without a lens."""
+    """Returns the positions of the steps of a loop, an input of the function that `looped` returns.
+
+    Returns None if no values are read or edited.
+    """
     return jnp.arange(length)[None] if _lens.get() else None
 
 

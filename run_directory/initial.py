@@ -32,7 +32,7 @@ class InitialValues(NamedTuple):
 
     Attributes:
       values: an array with the shape of the parameter.
-      rows: True for the rows that get these values. The array broadcasts to the shape of `values`. The remaining rows
+      rows: True for the rows that get these values. `rows` broadcasts to the shape of `values`. The remaining rows
         are initialised randomly.
     """
     values: Float[np.ndarray, '*shape']

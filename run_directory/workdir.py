@@ -127,8 +127,8 @@ class RunDirectory:
             self.close()
             changes = '; '.join(f'{key}: {old!r} in the run, {new!r} now'
                                 for key, (old, new) in self._changed.items() if key in refused)
-            raise UserError(f'--workdir={self.path} contains a run with other values of options that must not change '
-                            f'({changes}). Use another --workdir, or the values of that run')
+            raise UserError(f'--workdir={self.path} contains a run, and these options must not change when a run '
+                            f'resumes ({changes}). Use another --workdir, or the values of that run')
         return kept
 
     def _lowered(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class RunDirectory:
                 and read_json(path, 'Restore the file from a copy of the run') != _arrays(objective)):
             raise UserError(f'the parameters of the teacher have changed since the run in {self.path} began. Restore '
                             'the previous teacher, or use another --workdir. If the teacher has been trained further, '
-                            'set config.train.teacher_checkpoint to its previous step')
+                            'set config.train.teacher_checkpoint to the step with which this run began')
 
     def claim(self, config: ConfigDict, data: Data, objective: Objective) -> None:
         """Writes the files of a new run that decode.py needs, or records the changed options of a resumed run."""

@@ -67,7 +67,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def nothing_to_lose(self, done: str) -> Iterator[Callable[[], None]]:
-        """Runs the body, which a signal may stop at once because the next start of the run repeats its work.
+        """Runs the body. A signal stops the body at once, because the next start of the run repeats this work.
 
         An example is an evaluation of a saved step. This context manager is used inside `at_a_step`. Yields a function,
         which the body must call before each batch. A single process stops at once. If there are several processes and

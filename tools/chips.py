@@ -147,5 +147,5 @@ class Bounds:
 
     @property
     def share(self) -> float:
-        """An upper bound of the share of the chip's peak rate that a step reaches."""
+        """An upper bound of the utilisation: the FLOP/s of a step, divided by the peak FLOP/s of the chip."""
         return self.arithmetic / self.seconds

@@ -75,7 +75,7 @@ def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
     kept = [source for source in sources if model.reads_whole(source)]
     if not any(source.strip() for source in kept):
         raise UserError(f'every training source has more than {model.max_length - 1} tokens (config.data.max_length='
-                        f'{model.max_length}), so the teacher would read only its beginning. Use a teacher that was '
+                        f'{model.max_length}), so the teacher would cut every source. Use a teacher that was '
                         'trained with a larger config.data.max_length')
     if omitted := len(sources) - len(kept):
         log.warning('left out %d of %d training sources, because they have more than %d tokens '

@@ -196,8 +196,8 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Tolerant]:
             tracker = make(importlib.import_module(package), project, config, workdir, saved)
         except Exception as error:  # noqa: BLE001 (trackers raise many classes)
             raise UserError(f'config.track.{package}={project!r}: {name} cannot be used: {_first_line(error)}. Set up '
-                            f'{name} ({setup}), or remove the option: metrics.jsonl and TensorBoard have all metrics. '
-                            f'If the run was deleted in {name}, also delete {path}') from None
+                            f'{name} ({setup}), or remove the option. metrics.jsonl and TensorBoard have all metrics, '
+                            f'too. If the run was deleted in {name}, delete {path}') from None
         # True if the run began in an earlier version of this program.
         flat = saved.get('run') == tracker.id['run'] and not saved.get('grouped')
         ids[package] = tracker.id | {'grouped': not flat}
