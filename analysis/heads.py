@@ -75,8 +75,8 @@ class GatedHeads:
         """
         model = self.run.model
         if not isinstance(model, Translator):
-            raise UserError(f'{self.run.workdir}: importance needs translations, but the task is '
-                            f'{self.run.config.task}. Use a run of task=translation')
+            raise UserError(f'{self.run.workdir}: the importance of heads needs translations, but the '
+                            f'task is {self.run.config.task}. Use a run of task=translation')
 
         def loss(gates, source, target):
             targets = jnp.concatenate([target[1:], jnp.zeros(1, target.dtype)])

@@ -327,7 +327,7 @@ def open_tfds_images(data: ConfigDict, labelled: bool, multiple: int) -> ArrayDa
     image, label = (dataset.info.features[feature] for feature in ('image', 'label'))
     if None in image.shape or not getattr(label, 'names', None):
         raise UserError(f'config.data.name={name}: the dataset has images of shape {image.shape} and the label '
-                        f'{label}. It must have images of one size and a ClassLabel')
+                        f'{label}. All images must have the same size, and the label must be a ClassLabel')
 
     def load(split: str) -> Examples:
         records = list(dataset.records(split))

@@ -147,5 +147,5 @@ def _check_distance(array: Num[np.ndarray, '*batch channels'], mean: list[float]
         end, channel = np.unravel_index(far.argmax(), far.shape)
         raise UserError(f'{where} cannot be standardised: index {channel} of the last axis has a value of '
                         f'{ends[end, channel]:.3g}, but in the training split its mean is {mean[channel]:.3g} and its '
-                        f'standard deviation {std[channel]:.3g}. At most {FARTHEST:.0e} deviations from the mean are '
-                        'allowed')
+                        f'standard deviation {std[channel]:.3g}. The distance from the mean must be at most '
+                        f'{FARTHEST:.0e} standard deviations')

@@ -34,7 +34,7 @@ SLOW = [
     Case('--workdir={digits} --what=roles', 'task=classification has no texts'),
     Case('--workdir={digits} --what=logit_lens --text=one', 'task=classification has no texts'),
     Case('--workdir={digits} --what=importance', 'task=classification'),
-    Case('--workdir={letters} --what=importance', 'importance needs translations'),
+    Case('--workdir={letters} --what=importance', 'the importance of heads needs translations'),
     Case('--workdir={letters} --what=pruning', 'needs translations'),
     Case('--workdir={letters} --what=attribution --text=', '--what=attribution needs --text=TEXT'),
 ]
