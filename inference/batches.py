@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 def threads_for(batch_size: int) -> int:
     """Returns the number of threads for `batch_size` rows: one per core of a CPU, with at least SHARE rows each.
 
-    Accelerators, and several devices together, use one thread.
+    With an accelerator, or with several devices, returns 1.
     """
     one_cpu = jax.default_backend() == 'cpu' and jax.device_count() == 1
     return max(1, min(_cores(), batch_size // SHARE)) if one_cpu else 1

@@ -25,8 +25,8 @@ ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters tha
 class Evaluation(NamedTuple):
     """The results of an evaluation during training, apart from the loss.
 
-    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer, which are empty for a
-    model without attention. `statistics` are metrics that are not printed (config.track.places).
+    `answer` is an Output or a Prediction. `weights` are the attention weights for this answer. For a model without
+    attention, `weights` is empty. `statistics` are metrics that are not printed (config.track.places).
     """
     metrics: dict[str, float]
     samples: str = ''
@@ -57,7 +57,10 @@ def translation_metrics(language: str | None) -> dict[str, Any]:
 
 
 def corpus_scores(outputs: Sequence[str], references: Sequence[str], language: str | None = None) -> dict[str, Any]:
-    """Returns the scores of `translation_metrics` with signatures, and the share of outputs equal to the reference."""
+    """Returns the scores of `translation_metrics` with their signatures.
+
+    Also returns 'n', the number of outputs, and 'exact_match', the share of outputs that equal their reference.
+    """
     scores = {'n': len(outputs), 'exact_match': sum(map(str.__eq__, outputs, references)) / len(outputs)}
     for name, metric in translation_metrics(language).items():
         scores |= {name: metric.corpus_score(outputs, [references]).score,
@@ -113,11 +116,11 @@ def compare_translations(outputs: Sequence[str], other_outputs: Sequence[str], r
 
 
 def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Reads the translations of the same sentences by another run from the results of that run.
+    """Reads the translations of the sentences `pairs` by another run, from the results folder of that run.
 
     Args:
       workdir: the directory of the other run.
-      split: the name of the results in this run; in the other run, the name may differ.
+      split: the name of the split in this run. The name in the other run may differ.
       pairs: the sources and the references.
 
     Raises:
@@ -145,7 +148,7 @@ def _resampling(signature: Any) -> str:
 
 
 def bits_per_character(nll: float, characters: int) -> float:
-    """Returns the cross-entropy of a whole text, in nats, converted to bits per character.
+    """Converts `nll`, the cross-entropy of a whole text in nats, to bits per character.
 
     `nll` includes end tokens. Models with different vocabularies can be compared by this value.
     """
@@ -153,10 +156,11 @@ def bits_per_character(nll: float, characters: int) -> float:
 
 
 def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> dict[str, float | None]:
-    """Returns the perplexity per token, and the bits per character and per byte of texts; None for empty texts.
+    """Returns the perplexity per token, the bits per character and the bits per byte of texts.
 
-    Bits per byte (of UTF-8) can be compared between tokenizers, because every byte is counted once. The perplexity can
-    be compared only between models with the same vocabulary.
+    If the texts are empty, the bits per character and per byte are None. Bits per byte (of UTF-8) can be compared
+    between tokenizers, because every byte is counted once. The perplexity can be compared only between models with the
+    same vocabulary.
 
     Args:
       log_prob: the log-probability of all tokens, in nats.
