@@ -1,5 +1,6 @@
-"""Word alignments from attention, in the Pharaoh format: '0-0 1-2' links source word 0 to target 0, and 1 to 2.
+"""Word alignments from attention, in the Pharaoh format.
 
+In this format, '0-0 1-2' links source word 0 to target word 0, and source word 1 to target word 2.
 A target token is linked to the source token with the largest weight. Two words are linked if their tokens are linked.
 `analysis.explain.words` defines words: text between white space, or a single piece of a script without spaces.
 """

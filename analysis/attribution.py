@@ -1,6 +1,6 @@
 """Attribution: the contribution of each source token and each earlier target token to each prediction.
 
-METHODS lists the methods. Their results have the same form, so they can be compared (`agreement`).
+METHODS lists the methods. All methods return an `Attribution`, and `agreement` compares the results of methods.
 """
 
 import dataclasses
@@ -39,9 +39,10 @@ class Attribution:
       prefix: the pieces that the decoder reads; the first piece is the start token.
       target: the pieces that are predicted. Piece t is predicted from the source and from the prefix before it.
       values: the contributions. The first rows belong to `source`, the remaining rows to `prefix`.
-      outputs: the explained numbers: the log-probability of each piece, or its difference to an alternative; None for
-        methods that only use attention weights.
-      baseline: for integrated gradients, `outputs` if all embeddings are 0.
+      outputs: the numbers that are explained. The number of a target piece is its log-probability, or its
+        log-probability minus the log-probability of an alternative token. None for methods that use only attention
+        weights.
+      baseline: for integrated gradients, the value of `outputs` when all embeddings are 0. None for other methods.
     """
     method: str
     source: list[str]
@@ -97,7 +98,7 @@ def attribute(run: Run, example: Any, method: str = 'integrated', instead: str =
 
 
 def agreement(attributions: Sequence[Attribution]) -> Float[np.ndarray, 'method method']:
-    """Returns Kendall's tau between the methods: the mean over the target tokens.
+    """Returns Kendall's tau for each pair of methods, as the mean over the target tokens.
 
     For each target token, tau compares the order of the absolute contributions of all tokens that the model has read.
 
@@ -127,14 +128,15 @@ class Measure:
 
     Attributes:
       text: the text.
-      names: {place of the embedded tokens: argument of the module}.
+      names: {name of the place of the embeddings: name of the argument with the embedded tokens}.
       rows: the number of rows of `inputs`, a power of 2. Row t has the gradient of target token t.
       inputs: the arguments of the module.
       targets: the tokens that the outputs of the module predict.
       alternative: the token whose log-probability is subtracted, or -1.
 
     Raises:
-      UserError: if the model has no embeddings of its own, like an ensemble.
+      UserError: if the model has no place with embeddings. An ensemble has no such place, because each of its runs has
+        separate embeddings.
     """
 
     def __init__(self, text: Text, instead: str):
@@ -149,7 +151,7 @@ class Measure:
 
     def outputs(self, inputs: dict[str, Array], scales: Sequence[float] | Float[np.ndarray, ' rows']
                 ) -> Float[np.ndarray, 'rows target']:
-        """Returns the explained numbers. In each row, the embeddings are multiplied by the scale of the row."""
+        """Returns the numbers that are explained. Row i is computed with all embeddings multiplied by `scales[i]`."""
         explained = compiled(_explained, self.text.model.module, tuple(self.names))
         rows = len(next(iter(inputs.values())))
         targets = jnp.repeat(self.targets[:1], rows, axis=0)
@@ -158,7 +160,11 @@ class Measure:
 
     def gradients(self, nodes: Sequence[float] | Float[np.ndarray, ' node'],
                   weights: Sequence[float] | Float[np.ndarray, ' node']) -> Matrix:
-        """Returns sum_i w_i grad(a_i x) * x for the embeddings x, with the nodes a_i and their weights w_i."""
+        """Returns sum_i w_i grad(a_i x) * x for each token and each target token.
+
+        x is the embedding of the token, a_i are the numbers in `nodes`, and w_i are the numbers in `weights`. grad(a x)
+        is the gradient of the explained number with respect to the embedding, when all embeddings are multiplied by a.
+        """
         picked = np.zeros(self.targets.shape, np.float32)  # row t: the output that predicts target token t
         count = np.arange(len(self.text.target))
         picked[count, self.text.first + count] = 1
@@ -206,7 +212,8 @@ def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
     """Returns the integral of gradient times input from embeddings 0 to the embeddings of the text.
 
     The contributions to a prediction add up to the difference of the outputs (Sundararajan et al. 2017,
-    arXiv:1703.01365, equation 1 and proposition 1). The embeddings of source and prefix grow together.
+    arXiv:1703.01365, equation 1 and proposition 1). At each point of the path from 0, all embeddings of source and
+    prefix are multiplied by the same number.
     """
     # Layer norms remove the length of the embeddings, unless the embeddings are near 0. So in a model without added
     # positions, the outputs only change at small scales: below 0.001 in the demo run. The nodes are where the outputs
@@ -227,7 +234,7 @@ def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
 
 
 def leave_one_out(text: Text, measure: Measure) -> dict[str, Any]:
-    """Returns the decrease of the outputs when a token is replaced by padding, which no query sees.
+    """Returns how much the explained numbers decrease when a token is replaced by padding. No query attends to padding.
 
     The positions of the remaining tokens are unchanged.
     """
@@ -248,7 +255,8 @@ class Weights:
 
     Attributes:
       encoder: the weights of each layer of the encoder, [source, source]; [] for a language model.
-      decoder: pairs (whether the attention reads the source, weights), in the order of the sublayers.
+      decoder: pairs (is_cross, weights), in the order of the sublayers. is_cross is True for cross-attention, and False
+        for self-attention.
     """
 
     def __init__(self, run: Run, output: Any, text: Text):
@@ -266,7 +274,11 @@ class Weights:
 
 
 def mean_weights(weights: Weights) -> Float[np.ndarray, 'prefix token']:
-    """Returns the mean of the attention weights over layers and heads: of cross-attention, and of self-attention."""
+    """Returns the mean of the attention weights over layers and heads.
+
+    The columns of source tokens have the mean of cross-attention, and the columns of prefix tokens have the mean of
+    self-attention.
+    """
     def mean(cross, keys):
         parts = [part for to_source, part in weights.decoder if to_source == cross]
         return np.mean(parts, axis=0) if parts else np.zeros((weights.prefix, keys))

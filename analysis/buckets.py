@@ -49,8 +49,9 @@ class Bucket:
 def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]]) -> list[int]:
     """Returns the key of each pair (source, reference): the length or frequency that determines the bucket of the pair.
 
-    Words are separated by white space. `train` is a function that returns the training pairs; for by='frequency', words
-    are counted in these pairs.
+    Words are separated by white space. With by='length', the key is the number of words of the source. With
+    by='target_length', it is the number of words of the reference. With by='frequency', it is the frequency of the
+    rarest word of the source in the sources of the training pairs, which the function `train` returns.
 
     Raises:
       UserError: if `by` is not one of BY.

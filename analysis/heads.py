@@ -66,9 +66,9 @@ class GatedHeads:
         return model
 
     def importance(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Float[np.ndarray, ' head']]:
-        """Returns the importance of each head: the mean over sentences of |dL/dg|, g being its gate (section 4.1).
+        """Returns the importance of each head: the mean of |dL/dg| over the sentences (section 4.1 of the paper).
 
-        L is the cross-entropy of all tokens of a reference, given its source.
+        L is the cross-entropy of all tokens of a reference, given the source. g is the gate of the head.
 
         Args:
           pairs: sources and references.
@@ -102,7 +102,7 @@ class GatedHeads:
 
 
 def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndarray, ' head']]:
-    """Returns a copy of the gates in which the gate of one head is 0. `head` is its number at `place`, from 0."""
+    """Returns a copy of the gates in which the gate of one head is 0. `head` is the index of the head at `place`."""
     changed = np.array(gates[place])
     changed[head] = 0
     return {**gates, place: changed}
@@ -138,7 +138,7 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
                   options: SearchOptions, metric: str = 'bleu', steps: int = 8) -> list[tuple[int, float]]:
     """Scores the model while more and more heads are removed. Returns [(number of removed heads, score), ...].
 
-    All heads are removed in `steps` steps.
+    After the last step, all heads are removed.
 
     Args:
       heads: the run with gates.
@@ -146,7 +146,8 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
       order: all heads as (place, head), in the order of their removal; see `ranked` and `shuffled`.
       options: the search options.
       metric: a key of `corpus_scores`.
-      steps: the number of steps. The first score, of the model with all heads, is additional.
+      steps: the number of steps. Each step removes about the same number of heads, and then computes a score. The score
+        before the first step is also returned.
     """
     gates, curve, removed = heads.ones(), [], 0
     for count in np.unique(np.linspace(0, len(order), steps + 1).round().astype(int)).tolist():

@@ -163,7 +163,7 @@ def check_without(heads: str, places: Mapping[str, Sizes]) -> None:
 def has_text(by: Any) -> bool:
     """Returns whether the argument `by` of an edit contains text.
 
-    It may be a text, the name of a split, an output of a model, or a sequence of texts or outputs.
+    Such an argument is a text, the name of a split, an output of a model, or a sequence of texts or outputs.
     """
     return isinstance(by, str) or hasattr(by, 'source_tokens') or (
         isinstance(by, Sequence) and len(by) > 0 and has_text(by[0]))
