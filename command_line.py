@@ -353,7 +353,7 @@ def use_utf8() -> None:
 def use_huge_pages() -> None:
     """Restarts the script with settings of glibc's malloc: it requests huge pages, and does not return memory to Linux.
 
-    Does nothing if the user has set GLIBC_TUNABLES.
+    Does nothing if the user has set GLIBC_TUNABLES, if --help is given, or on a system other than Linux.
 
     XLA on CPU allocates its buffers at every step, and Linux provides new memory as zeroed pages of 4 KB. Without these
     settings, the first access to new memory takes about a quarter of a training step (benchmarks/train_step.py).

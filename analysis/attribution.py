@@ -39,9 +39,8 @@ class Attribution:
       prefix: the pieces that the decoder reads; the first piece is the start token.
       target: the pieces that are predicted. Piece t is predicted from the source and from the prefix before it.
       values: the contributions. The first rows belong to `source`, the remaining rows to `prefix`.
-      outputs: the numbers that are explained. The number of a target piece is its log-probability, or its
-        log-probability minus the log-probability of an alternative token. None for methods that use only attention
-        weights.
+      outputs: the numbers that are explained, one for each target piece: its log-probability, or its log-probability
+        minus the log-probability of an alternative token. None for methods that use only attention weights.
       baseline: for integrated gradients, the value of `outputs` when all embeddings are 0. None for other methods.
     """
     method: str
@@ -176,7 +175,11 @@ class Measure:
 
 
 def _explained(module, names, params, inputs, targets, alternative, scales, shifts=None):
-    """Returns the log-probabilities of the target tokens relative to the alternative. `shifts` are added at places."""
+    """Returns the log-probability of each target token minus the log-probability of the alternative token.
+
+    The embeddings are multiplied by `scales`, and then `shifts` are added to them. Without an alternative token,
+    nothing is subtracted.
+    """
     def edit_of(name):
         def edited(value, at):
             return scales[:, None, None] * value + (0 if shifts is None else shifts[name])
@@ -209,11 +212,11 @@ def gradient_times_input(text: Text, measure: Measure) -> dict[str, Any]:
 
 
 def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
-    """Returns the integral of gradient times input from embeddings 0 to the embeddings of the text.
+    """Returns the integral of gradient times input along a path from embeddings 0 to the embeddings of the text.
 
-    The contributions to a prediction add up to the difference of the outputs (Sundararajan et al. 2017,
-    arXiv:1703.01365, equation 1 and proposition 1). At each point of the path from 0, all embeddings of source and
-    prefix are multiplied by the same number.
+    At each point of the path, all embeddings of source and prefix are multiplied by the same number, from 0 to 1. The
+    contributions to a prediction add up to the difference of the outputs at the ends of the path (Sundararajan et al.
+    2017, arXiv:1703.01365, equation 1 and proposition 1).
     """
     # Layer norms remove the length of the embeddings, unless the embeddings are near 0. So in a model without added
     # positions, the outputs only change at small scales: below 0.001 in the demo run. The nodes are where the outputs
@@ -304,7 +307,7 @@ def rollout(weights: Weights) -> Float[np.ndarray, 'prefix token']:
 def flow(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     """Returns attention flow: the maximum flow from an output to a token (Abnar and Zuidema 2020, arXiv:2005.00928).
 
-    The edges of the network are the weights of `rollout`.
+    The network has the attention weights and the residual connections of `rollout` as capacities of its edges.
     """
     from scipy.sparse import csr_array  # imported here, because the import is slow
     from scipy.sparse.csgraph import maximum_flow

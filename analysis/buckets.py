@@ -51,7 +51,7 @@ def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]])
 
     Words are separated by white space. With by='length', the key is the number of words of the source. With
     by='target_length', it is the number of words of the reference. With by='frequency', it is the frequency of the
-    rarest word of the source in the sources of the training pairs, which the function `train` returns.
+    rarest source word in the sources of the training pairs. The function `train` returns the training pairs.
 
     Raises:
       UserError: if `by` is not one of BY.

@@ -117,7 +117,7 @@ class Table:
     rows: list[dict[str, Any]]
 
     def markdown(self) -> str:
-        """Returns the table in Markdown. The best value of each metric is bold; columns are padded."""
+        """Returns the table in Markdown. The best value of each metric is bold. All cells of a column are aligned."""
         columns = []
         for name in self.columns:
             values = [row.get(name) for row in self.rows]

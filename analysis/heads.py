@@ -50,7 +50,7 @@ class GatedHeads:
         self.run = run.edited([Edit('scale', name, np.ones((count, 1))) for name, count in self.counts.items()])
 
     def ones(self) -> dict[str, Float[np.ndarray, ' head']]:
-        """Returns gates of 1 for all heads, with which no head is removed."""
+        """Returns gates of 1 for all heads. These gates remove no head."""
         return {name: np.ones(count, np.float32) for name, count in self.counts.items()}
 
     def kinds(self) -> dict[str, list[str]]:
@@ -109,14 +109,14 @@ def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndar
 
 
 def exact_or_bleu(model: Translator, pairs: Sequence[tuple[str, str]], options: SearchOptions, metric: str) -> float:
-    """Returns a score of `corpus_scores` for the translations of `pairs` (source, reference)."""
+    """Translates the sources of `pairs` (source, reference). Returns the score `metric` of `corpus_scores`."""
     sources, references = zip(*pairs, strict=True)
     return corpus_scores([output.text for output in model.translate(sources, options)], references)[metric]
 
 
 def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], kind: str, options: SearchOptions,
                          metric: str = 'exact_match') -> tuple[float, Float[np.ndarray, 'layer head']]:
-    """Returns the score of the whole model, and the score without each head of a kind (leave one out).
+    """Returns the score of the whole model, and for each head of a kind the score of the model without this head.
 
     `metric` is a key of `corpus_scores`: 'exact_match' (from 0 to 1) or 'bleu'.
 
@@ -162,8 +162,9 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
 def pruning_curves(heads: GatedHeads, pairs: Sequence[tuple[str, str]], options: SearchOptions,
                    by: Sequence[tuple[str, str]], metric: str = 'bleu', steps: int = 4,
                    seeds: int = 3) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Returns {kind: {order: curve}}: the heads of one kind of attention are removed by importance, and at random.
+    """Returns {kind of attention: {order: curve}}. For each curve, only heads of this kind are removed.
 
+    There is an order by importance, and there are several random orders.
     `by` are the sources and references from which the importance is computed. `seeds` is the number of random orders.
     `pruning_curve` explains the other arguments.
     """

@@ -138,7 +138,7 @@ def as_output(run: Run, example: Any) -> Output:
         model: a text, or (prompt, continuation).
 
     Raises:
-      UserError: if the run does not write text, or the continuation is empty.
+      UserError: if the run does not write text, the continuation is empty, or the prompt is too long.
     """
     model: Any = run.model
     if not isinstance(model, Translator | Generator):

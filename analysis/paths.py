@@ -75,7 +75,11 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
 
 
 def _patched(module, sending, receiving, holding, params, inputs, targets, weights):
-    """Returns the log-probability of the target in each row: clean, corrupt, mixed rows, patched rows."""
+    """Returns the log-probability of the target in each row.
+
+    The rows are the clean sentence, the corrupt sentence, a mixed row for each sender, and a patched row for each
+    sender.
+    """
     count = len(sending)
 
     def edit_of(name):

@@ -29,11 +29,11 @@ Point = tuple[RunRecord, Spread]  # the first run of a setting, and the metric o
 
 
 def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
-    """Plots a metric over the steps: the mean over the seeds of each setting.
+    """Plots a metric over the training steps. Runs that differ only in the seed are one line, the mean of these runs.
 
-    With at most 6 settings, also plots the range over the seeds. `plot_varied` shows results of decode.py. Evaluations
-    during training may measure the same metric in another way, and rank the settings differently. So the title of each
-    plot describes the measurement.
+    With at most 6 lines, also plots the range over the seeds. `plot_varied` shows results of decode.py. Evaluations
+    during training may measure the same metric in another way. Then the order of the runs may differ between the plots.
+    So the title of each plot describes the measurement.
 
     Args:
       runs: the result of `load_runs`.

@@ -87,8 +87,8 @@ class BatchSearch:
              follow: Follow | None = None) -> Hypotheses:
         """Returns the result of `search`, as NumPy arrays.
 
-        Random samples depend on the seed, the sentence's number and `draw`. Finished sentences are not removed from a
-        batch that is on several devices.
+        Random samples depend on the seed, the number of the sentence and `draw`. Another value of `draw` gives other
+        samples for the same sentence. If the batch is on several devices, finished sentences are not removed.
         """
         if isinstance(batch.source, jax.Array) and len(batch.source.sharding.device_set) > 1:
             return process_allgather(self._whole(params, batch, np.uint32(seed), np.uint32(draw), follow,

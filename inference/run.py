@@ -69,8 +69,8 @@ def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mappi
     """Returns a module that applies the edits of config.train.edits in each pass. Without edits, returns `module`.
 
     Raises:
-      UserError: if an edit or a place does not exist, or an edit needs values of texts, which cannot be computed
-        before the training.
+      UserError: if an edit or a place does not exist. Also if an edit needs values that the model computes from texts,
+        because this is not possible before the training.
     """
     if not config.train.edits:
         return module

@@ -38,10 +38,10 @@ class Evaluation(NamedTuple):
 def translation_metrics(language: str | None) -> dict[str, Any]:
     """Returns {name of the score: metric of sacreBLEU}. Without a language, returns only the metrics that are fast.
 
-    'bleu' is cased and detokenised (13a). 'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens, and
-    'bleu_lowercased_moses' is BLEU over lowercased Moses tokens of `language`, which papers on Multi30k report (see
-    inference/moses.py). These three scores cannot be compared with each other. 'ter' is an error rate: lower is
-    better.
+    'bleu' is cased and detokenised (13a). 'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens.
+    'bleu_lowercased_moses' is BLEU over lowercased Moses tokens of `language`. Papers on Multi30k report this score
+    (see inference/moses.py). These three scores cannot be compared with each other. 'ter' is an error rate, so a lower
+    score is better.
     """
     from sacrebleu.metrics.bleu import BLEU  # imported here, because the import is slow
 
@@ -197,10 +197,10 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
 
 def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Float[np.ndarray, 'examples values'],
                       names: Sequence[str]) -> dict[str, Any]:
-    """Returns the errors of each target in its unit, and the means over the targets, as scikit-learn computes them.
+    """Returns the errors of each target in its unit, and their means over the targets, as in scikit-learn.
 
-    R^2 is 1 - (mean squared error) / (variance of the target). It is missing for a target whose variance is 0.
-    'targets' has the scores of each target by name, if there are several.
+    R^2 is 1 - (mean squared error) / (variance of the target). A target with a variance of 0 has no R^2. If there are
+    several targets, 'targets' has the scores of each target by name.
     """
     values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares may exceed float32
     error, by_target = values - targets, {}

@@ -87,7 +87,7 @@ def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array,
 
 
 def _wanted(state, vocabulary):
-    """Returns the entry of each prefix at this step [batch]: a token, NEW_WORD or padding."""
+    """Returns an array [batch] with the entry of each prefix for this step: a token, NEW_WORD or padding."""
     return jnp.take(state.prefixes, state.step, axis=1, mode='fill', fill_value=vocabulary.pad)
 
 

@@ -44,10 +44,11 @@ class Hypothesis:
     Attributes:
       text: the decoded tokens.
       tokens: the tokens, without the end token.
-      log_prob: the model's log-probability of the tokens and, if `ended`, of the end token. It equals the result of
-        teacher forcing.
-      score: log_prob / ((5 + length) / 6)^alpha, where length counts the same tokens. Hypotheses are ranked by score.
-      ended: whether an end token follows. A continuation that reached its length limit has no end token.
+      log_prob: the model's log-probability of the tokens and, if `ended` is true, of the end token. Teacher forcing
+        gives the same number.
+      score: log_prob / ((5 + length) / 6)^alpha. `length` is the number of tokens whose log-probabilities are in
+        `log_prob`. Hypotheses are ranked by score.
+      ended: whether an end token follows the tokens. A continuation that reached its length limit has no end token.
     """
     text: str
     tokens: list[int]
