@@ -217,7 +217,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     """
     results, table = run.model.score(data, split, run.config, options)
     decoding = dataclasses.asdict(options)
-    if isinstance(run.model, Predictor):  # does not search
+    if isinstance(run.model, Predictor):  # a Predictor does not search
         decoding = {'batch_size': options.batch_size}
     results |= {'task': run.config.task, 'parameters': run.parameters,
                 'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,

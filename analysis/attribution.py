@@ -24,7 +24,7 @@ from runtime.errors import UserError
 INTERVALS = 100  # intervals of the quadrature of integrated gradients, with two gradients each
 SCALES = 1024  # number of outputs from which the intervals are chosen
 FLOW_UNIT = 2 ** 24  # capacities are integers, multiples of 1 / FLOW_UNIT
-BATCH = 64  # rows of a pass
+BATCH = 64  # number of rows of a pass
 
 Matrix = Float[np.ndarray, 'token target']
 
@@ -221,8 +221,9 @@ def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
     # Layer norms remove the length of the embeddings, unless the embeddings are near 0. So in a model without added
     # positions, the outputs only change at small scales: below 0.001 in the demo run. The nodes are where the outputs
     # change: INTERVALS intervals have equal shares of the change, and each interval has the two nodes of the
-    # Gauss-Legendre rule. For a sentence of the demo run with differences from 2 to 8, the largest gap is 0.11. With
-    # one node in the middle of each of 200 intervals, it is 0.17. With a single rule of 200 nodes, it is 1.
+    # Gauss-Legendre rule. The largest gap (`Attribution.gap`) was measured for a sentence of the demo run with
+    # differences from 2 to 8. It is 0.11 with these nodes, 0.17 with one node in the middle of each of 200 intervals,
+    # and 1 with a single rule of 200 nodes.
     scales = np.linspace(0, 1, SCALES) ** 3
     inputs = {name: jnp.repeat(tokens[:1], BATCH, axis=0) for name, tokens in measure.inputs.items()}
     outputs = np.concatenate([measure.outputs(inputs, scales[begin:begin + BATCH])
@@ -329,7 +330,7 @@ def flow(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     for to_source, part in weights.decoder:
         stream = add(stream, memory if to_source else stream, part)
     begins, ends, capacities = (np.concatenate(column) for column in zip(*edges, strict=True))
-    # Equal edges (a token that attends to itself, and its residual connection) are added.
+    # The capacities of parallel edges are added: the attention of a token to itself, and its residual connection.
     graph = csr_array((np.rint(capacities * FLOW_UNIT).astype(np.int32), (begins, ends)), shape=(count[0], count[0]))
     graph.sum_duplicates()
     return np.array([[maximum_flow(graph, node, token).flow_value / FLOW_UNIT for token in range(tokens)]

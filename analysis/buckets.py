@@ -37,8 +37,9 @@ class Bucket:
       low: the least key.
       high: the greatest key.
       n: the number of sentences.
-      scores: {name: [score, low end, high end of its 95 % interval]}. The names are 'bleu', 'chrf', 'exact_match' (from
-        0 to 1) and, if it was computed, 'log_prob' (the mean log-probability of a reference).
+      scores: {name: [score, low, high]}, where low and high are the ends of the 95 % interval of the score. The names
+        are 'bleu', 'chrf', 'exact_match' (from 0 to 1) and sometimes 'log_prob', the mean log-probability of a
+        reference.
     """
     low: int
     high: int

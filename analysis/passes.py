@@ -154,7 +154,7 @@ def as_output(run: Run, example: Any) -> Output:
     prompt, text = ('', example) if isinstance(example, str) else example
     tokenizer = model.tokenizers['target']
     before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
-    # The last token of the prompt may continue in the text. Then this token belongs to the continuation.
+    # A token may contain the end of the prompt and the beginning of the text. It belongs to the continuation.
     shared = next((number for number, (old, new) in enumerate(zip(before, whole, strict=False)) if old != new),
                   min(len(before), len(whole)))
     if shared + 1 >= model.context or shared == len(whole):

@@ -1,4 +1,4 @@
-"""The flags of decode.py as one dataclass, and all checks of the flags that need no model.
+"""The flags of decode.py as one dataclass, and the checks of these flags.
 
 Each field is a flag of the same name. decode.py imports this module to define its flags, so this module must not import
 slow libraries.

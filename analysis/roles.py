@@ -1,6 +1,6 @@
 """The roles of attention heads: which keys a head attends to, such as the previous token or punctuation.
 
-Voita et al. 2019 (arXiv:1905.09418, section 5) find heads that attend to neighbours; Clark et al. 2019
+Voita et al. 2019 (arXiv:1905.09418, section 5) find heads that attend to neighbours. Clark et al. 2019
 (arXiv:1906.04341, section 3) find heads that attend to the end token and to punctuation.
 """
 

@@ -257,7 +257,7 @@ def save(cell: Cell, reference: Path) -> None:
 
 def resume(cell: Cell, reference: Path) -> None:
     cell.start(steps=STEPS // 2)
-    # The row 5 rows later has another mode, and another number of processes or devices.
+    # The row that is 5 rows later in ROWS has another mode, and another number of processes or devices.
     cell.start(ROWS[(ROWS.index(cell.row) + 5) % len(ROWS)])
     cell.compare(reference)
 

@@ -77,7 +77,7 @@ class BatchSearch:
 
     def __init__(self, module: nn.Module):
         self.module = module
-        self._compiling = threading.Lock()  # held while a program starts, because starting may compile it
+        self._compiling = threading.Lock()  # held while a program starts, because its first start compiles it
         self._begin = jax.jit(self._read, static_argnames=('search', 'room'))
         self._advance = jax.jit(self._go_on, static_argnames='search', donate_argnames='state')
         self._whole = jax.jit(self._to_the_end, static_argnames='search')

@@ -25,7 +25,7 @@ def input_texts(path: str, documents: str) -> Iterator[str]:
       UserError: if the input cannot be read. If a line is wrong, the message has the number of this line.
     """
     if documents == 'file':
-        return (read_text(name) for name in [path])  # read when it is needed
+        return (read_text(name) for name in [path])  # the file is read when its text is requested
     lines = input_lines(path)
     if documents == 'blank_line':
         return cut(lines, documents)

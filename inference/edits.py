@@ -94,7 +94,7 @@ class Edit:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(self.edit):
             fields['edit'] = f'function {getattr(self.edit, "__name__", "")}'.strip()
-        if hasattr(self.by, 'source_tokens'):  # an output
+        if hasattr(self.by, 'source_tokens'):  # `by` is an output
             fields['by'] = [self.by.source, self.by.text]
         return {name: value.tolist() if hasattr(value, 'tolist') else value
                 for name, value in fields.items() if value is not None}

@@ -131,7 +131,7 @@ class Generator(SearchModel):
         tokens = [self.tokenizers['target'].encode(text) for text in texts]
         kept = max(1, self.context // 2)
         size = kept + self.stride
-        windows, origins = [], []  # for each window: (its text, number of its targets that an earlier window scores)
+        windows, origins = [], []  # for each window: (index of the text, number of targets that are already scored)
         for row, text_tokens in enumerate(tokens):
             whole, done = [BOS, *text_tokens, EOS], 1
             while done < len(whole):

@@ -1,7 +1,7 @@
 """Scores of translations, language models, classifications and regressions, and the table of answers.
 
-sacreBLEU computes BLEU, chrF and TER (Post 2018, arXiv:1804.08771). Each of these scores has a signature, which shows
-whether two scores can be compared.
+sacreBLEU computes BLEU, chrF and TER (Post 2018, arXiv:1804.08771). Each of these scores has a signature. Two scores
+can be compared if their signatures are equal.
 """
 
 import math

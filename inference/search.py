@@ -292,9 +292,8 @@ class Beam:
     Hypotheses that end, or reach their limit, move from the beam to the list of ended hypotheses. So a beam of 1 is
     greedy search, and a beam that holds all hypotheses is exhaustive search. The search for a sentence stops when no
     alive hypothesis can become one of the n best. A log-probability can only decrease. So the score of an alive
-    hypothesis can at most become its current log-probability divided by the length penalty at the limit. With
-    `patience`, the search also stops when round(beam * patience) hypotheses have ended (Kasai et al. 2022,
-    arXiv:2204.05424).
+    hypothesis is at most its current log-probability divided by the length penalty at the limit. With `patience`, the
+    search also stops when enough hypotheses have ended (Kasai et al. 2022, arXiv:2204.05424).
 
     Attributes:
       vocabulary: the special tokens.
@@ -362,7 +361,7 @@ class Beam:
         sequences = state.alive_tokens[rows, parent].at[:, :, state.step].set(token)
         ends = (token == self.vocabulary.eos) | (state.step >= state.limits - 1)[:, None]
         ends &= scores > IMPOSSIBLE
-        if self.patience:  # a finished sentence may stay in the batch for some steps, which must not change its result
+        if self.patience:  # further steps must not change the result of a finished sentence
             ends &= self.open(state)[:, None]
 
         new_scores = jnp.where(ends, scores / length_penalty(state.step + 1, self.alpha), IMPOSSIBLE)

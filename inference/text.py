@@ -340,7 +340,7 @@ class SearchModel(TextModel):
         the other sources. `limits` has the maximum number of new tokens for each source. By default, `options`
         determine these numbers. `begins` are the required beginnings of the outputs.
         """
-        # The number of rows is that of a full batch or a power of two, so that few shapes are compiled.
+        # The number of rows is the size of a full batch or a power of two, so that few shapes are compiled.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
         inputs = [self._search_input(tokens, options) for tokens in sources]
         source = self._padded([single.encoded for single in inputs], rows)

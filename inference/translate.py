@@ -252,7 +252,7 @@ class Translator(SearchModel):
     @override
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         source = [*self.tokenizers['source'].pieces(output.source_tokens), END]
-        # Row t of the decoder's self-attention reads token t - 1 and predicts token t, which names the row.
+        # Row t of the decoder's self-attention reads token t - 1 and predicts token t. The label of the row is token t.
         target = [*self.tokenizers['target'].pieces(output.hypotheses[0].tokens), END]
         return {'encoder': (source, source), 'decoder': (target, ['<s>', *target[:-1]]), 'cross': (target, source)}
 
