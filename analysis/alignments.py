@@ -1,5 +1,6 @@
-"""Word alignments from attention, in the Pharaoh format: '0-0 1-2' links source word 0 to target 0, and 1 to 2.
+"""Word alignments from attention, in the Pharaoh format.
 
+In this format, '0-0 1-2' links source word 0 to target word 0, and source word 1 to target word 2.
 A target token is linked to the source token with the largest weight. Two words are linked if their tokens are linked.
 `analysis.explain.words` defines words: text between white space, or a single piece of a script without spaces.
 """
@@ -52,16 +53,20 @@ def as_pharaoh(links: Links) -> str:
 
 
 def error_rate(alignments: Sequence[Links], gold: Sequence[Links]) -> float:
-    """Returns the alignment error rate 1 - 2 |A and G| / (|A| + |G|) of the links A (Och and Ney 2003).
+    """Returns the alignment error rate (Och and Ney 2003) of the links in `alignments`.
 
-    G are the gold links. They are all 'sure' links; there are no 'possible' links.
+    The rate is 1 - 2 |A and G| / (|A| + |G|). A is the set of links in `alignments`, and G is the set of gold links.
+    All gold links count as 'sure' links.
     """
     both = sum(len({*links} & {*gold_links}) for links, gold_links in zip(alignments, gold, strict=True))
     return 1 - 2 * both / max(1, sum(len({*links}) for links in (*alignments, *gold)))
 
 
 def error_rates(model: Translator, outputs: Sequence[Output], gold: Sequence[Links]) -> dict[Head, float]:
-    """Returns the alignment error rate of every head, and of the mean of the heads of each layer, for both shifts."""
+    """Returns {head: alignment error rate}, for every head and for the mean of the heads of each layer.
+
+    Both values of `Head.shift` are evaluated.
+    """
     weights = [_cross(model, output) for output in outputs]
     layers, heads = weights[0].shape[:2]
     choices = [Head(layer, head, shift) for layer in range(layers) for head in (*range(heads), None)

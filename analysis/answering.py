@@ -81,7 +81,10 @@ def decode(request: Request) -> None:
 
 
 def alignment_head(request: Request, run: Run) -> Head | None:
-    """Returns the head for --alignments: the head that --look names, or the best head on the validation split."""
+    """Returns the head for --alignments, or None without --alignments.
+
+    This is the head that --look names. Without --look, it is the best head on the validation split.
+    """
     if not request.alignments:
         return None
     assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
@@ -138,7 +141,7 @@ def answers_to(request: Request, model: TextModel, options: SearchOptions) -> It
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
-    """Returns options for a search that returns all hypotheses of the beam, because the explorer page shows them."""
+    """Returns the options, changed for the explorer page: a beam search returns all hypotheses of the beam."""
     return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
 
 
@@ -214,7 +217,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     """
     results, table = run.model.score(data, split, run.config, options)
     decoding = dataclasses.asdict(options)
-    if isinstance(run.model, Predictor):  # does not search
+    if isinstance(run.model, Predictor):  # a Predictor does not search
         decoding = {'batch_size': options.batch_size}
     results |= {'task': run.config.task, 'parameters': run.parameters,
                 'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,

@@ -1,6 +1,6 @@
 """Attribution: the contribution of each source token and each earlier target token to each prediction.
 
-METHODS lists the methods. Their results have the same form, so they can be compared (`agreement`).
+METHODS lists the methods. All methods return an `Attribution`, and `agreement` compares the results of methods.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from runtime.errors import UserError
 INTERVALS = 100  # intervals of the quadrature of integrated gradients, with two gradients each
 SCALES = 1024  # number of outputs from which the intervals are chosen
 FLOW_UNIT = 2 ** 24  # capacities are integers, multiples of 1 / FLOW_UNIT
-BATCH = 64  # rows of a pass
+BATCH = 64  # number of rows of a pass
 
 Matrix = Float[np.ndarray, 'token target']
 
@@ -39,9 +39,9 @@ class Attribution:
       prefix: the pieces that the decoder reads; the first piece is the start token.
       target: the pieces that are predicted. Piece t is predicted from the source and from the prefix before it.
       values: the contributions. The first rows belong to `source`, the remaining rows to `prefix`.
-      outputs: the explained numbers: the log-probability of each piece, or its difference to an alternative; None for
-        methods that only use attention weights.
-      baseline: for integrated gradients, `outputs` if all embeddings are 0.
+      outputs: the numbers that are explained, one for each target piece: its log-probability, or its log-probability
+        minus the log-probability of an alternative token. None for methods that use only attention weights.
+      baseline: for integrated gradients, the value of `outputs` when all embeddings are 0. None for other methods.
     """
     method: str
     source: list[str]
@@ -97,7 +97,7 @@ def attribute(run: Run, example: Any, method: str = 'integrated', instead: str =
 
 
 def agreement(attributions: Sequence[Attribution]) -> Float[np.ndarray, 'method method']:
-    """Returns Kendall's tau between the methods: the mean over the target tokens.
+    """Returns Kendall's tau for each pair of methods, as the mean over the target tokens.
 
     For each target token, tau compares the order of the absolute contributions of all tokens that the model has read.
 
@@ -127,14 +127,15 @@ class Measure:
 
     Attributes:
       text: the text.
-      names: {place of the embedded tokens: argument of the module}.
+      names: {name of the place of the embeddings: name of the argument with the embedded tokens}.
       rows: the number of rows of `inputs`, a power of 2. Row t has the gradient of target token t.
       inputs: the arguments of the module.
       targets: the tokens that the outputs of the module predict.
       alternative: the token whose log-probability is subtracted, or -1.
 
     Raises:
-      UserError: if the model has no embeddings of its own, like an ensemble.
+      UserError: if the model has no place with embeddings. An ensemble has no such place, because each of its runs has
+        separate embeddings.
     """
 
     def __init__(self, text: Text, instead: str):
@@ -149,7 +150,7 @@ class Measure:
 
     def outputs(self, inputs: dict[str, Array], scales: Sequence[float] | Float[np.ndarray, ' rows']
                 ) -> Float[np.ndarray, 'rows target']:
-        """Returns the explained numbers. In each row, the embeddings are multiplied by the scale of the row."""
+        """Returns the numbers that are explained. Row i is computed with all embeddings multiplied by `scales[i]`."""
         explained = compiled(_explained, self.text.model.module, tuple(self.names))
         rows = len(next(iter(inputs.values())))
         targets = jnp.repeat(self.targets[:1], rows, axis=0)
@@ -158,7 +159,11 @@ class Measure:
 
     def gradients(self, nodes: Sequence[float] | Float[np.ndarray, ' node'],
                   weights: Sequence[float] | Float[np.ndarray, ' node']) -> Matrix:
-        """Returns sum_i w_i grad(a_i x) * x for the embeddings x, with the nodes a_i and their weights w_i."""
+        """Returns sum_i w_i grad(a_i x) * x for each token and each target token.
+
+        x is the embedding of the token, a_i are the numbers in `nodes`, and w_i are the numbers in `weights`. grad(a x)
+        is the gradient of the explained number with respect to the embedding, when all embeddings are multiplied by a.
+        """
         picked = np.zeros(self.targets.shape, np.float32)  # row t: the output that predicts target token t
         count = np.arange(len(self.text.target))
         picked[count, self.text.first + count] = 1
@@ -170,7 +175,11 @@ class Measure:
 
 
 def _explained(module, names, params, inputs, targets, alternative, scales, shifts=None):
-    """Returns the log-probabilities of the target tokens relative to the alternative. `shifts` are added at places."""
+    """Returns the log-probability of each target token minus the log-probability of the alternative token.
+
+    The embeddings are multiplied by `scales`, and then `shifts` are added to them. Without an alternative token,
+    nothing is subtracted.
+    """
     def edit_of(name):
         def edited(value, at):
             return scales[:, None, None] * value + (0 if shifts is None else shifts[name])
@@ -203,16 +212,18 @@ def gradient_times_input(text: Text, measure: Measure) -> dict[str, Any]:
 
 
 def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
-    """Returns the integral of gradient times input from embeddings 0 to the embeddings of the text.
+    """Returns the integral of gradient times input along a path from embeddings 0 to the embeddings of the text.
 
-    The contributions to a prediction add up to the difference of the outputs (Sundararajan et al. 2017,
-    arXiv:1703.01365, equation 1 and proposition 1). The embeddings of source and prefix grow together.
+    At each point of the path, all embeddings of source and prefix are multiplied by the same number, from 0 to 1. The
+    contributions to a prediction add up to the difference of the outputs at the ends of the path (Sundararajan et al.
+    2017, arXiv:1703.01365, equation 1 and proposition 1).
     """
     # Layer norms remove the length of the embeddings, unless the embeddings are near 0. So in a model without added
     # positions, the outputs only change at small scales: below 0.001 in the demo run. The nodes are where the outputs
     # change: INTERVALS intervals have equal shares of the change, and each interval has the two nodes of the
-    # Gauss-Legendre rule. For a sentence of the demo run with differences from 2 to 8, the largest gap is 0.11. With
-    # one node in the middle of each of 200 intervals, it is 0.17. With a single rule of 200 nodes, it is 1.
+    # Gauss-Legendre rule. The largest gap (`Attribution.gap`) was measured for a sentence of the demo run with
+    # differences from 2 to 8. It is 0.11 with these nodes, 0.17 with one node in the middle of each of 200 intervals,
+    # and 1 with a single rule of 200 nodes.
     scales = np.linspace(0, 1, SCALES) ** 3
     inputs = {name: jnp.repeat(tokens[:1], BATCH, axis=0) for name, tokens in measure.inputs.items()}
     outputs = np.concatenate([measure.outputs(inputs, scales[begin:begin + BATCH])
@@ -227,7 +238,7 @@ def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
 
 
 def leave_one_out(text: Text, measure: Measure) -> dict[str, Any]:
-    """Returns the decrease of the outputs when a token is replaced by padding, which no query sees.
+    """Returns how much the explained numbers decrease when a token is replaced by padding. No query attends to padding.
 
     The positions of the remaining tokens are unchanged.
     """
@@ -248,7 +259,8 @@ class Weights:
 
     Attributes:
       encoder: the weights of each layer of the encoder, [source, source]; [] for a language model.
-      decoder: pairs (whether the attention reads the source, weights), in the order of the sublayers.
+      decoder: pairs (is_cross, weights), in the order of the sublayers. is_cross is True for cross-attention, and False
+        for self-attention.
     """
 
     def __init__(self, run: Run, output: Any, text: Text):
@@ -266,7 +278,11 @@ class Weights:
 
 
 def mean_weights(weights: Weights) -> Float[np.ndarray, 'prefix token']:
-    """Returns the mean of the attention weights over layers and heads: of cross-attention, and of self-attention."""
+    """Returns the mean of the attention weights over layers and heads.
+
+    The columns of source tokens have the mean of cross-attention, and the columns of prefix tokens have the mean of
+    self-attention.
+    """
     def mean(cross, keys):
         parts = [part for to_source, part in weights.decoder if to_source == cross]
         return np.mean(parts, axis=0) if parts else np.zeros((weights.prefix, keys))
@@ -292,7 +308,7 @@ def rollout(weights: Weights) -> Float[np.ndarray, 'prefix token']:
 def flow(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     """Returns attention flow: the maximum flow from an output to a token (Abnar and Zuidema 2020, arXiv:2005.00928).
 
-    The edges of the network are the weights of `rollout`.
+    The network has the attention weights and the residual connections of `rollout` as capacities of its edges.
     """
     from scipy.sparse import csr_array  # imported here, because the import is slow
     from scipy.sparse.csgraph import maximum_flow
@@ -314,7 +330,7 @@ def flow(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     for to_source, part in weights.decoder:
         stream = add(stream, memory if to_source else stream, part)
     begins, ends, capacities = (np.concatenate(column) for column in zip(*edges, strict=True))
-    # Equal edges (a token that attends to itself, and its residual connection) are added.
+    # The capacities of parallel edges are added: the attention of a token to itself, and its residual connection.
     graph = csr_array((np.rint(capacities * FLOW_UNIT).astype(np.int32), (begins, ends)), shape=(count[0], count[0]))
     graph.sum_duplicates()
     return np.array([[maximum_flow(graph, node, token).flow_value / FLOW_UNIT for token in range(tokens)]

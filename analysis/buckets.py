@@ -37,8 +37,9 @@ class Bucket:
       low: the least key.
       high: the greatest key.
       n: the number of sentences.
-      scores: {name: [score, low end, high end of its 95 % interval]}. The names are 'bleu', 'chrf', 'exact_match' (from
-        0 to 1) and, if it was computed, 'log_prob' (the mean log-probability of a reference).
+      scores: {name: [score, low, high]}, where low and high are the ends of the 95 % interval of the score. The names
+        are 'bleu', 'chrf', 'exact_match' (from 0 to 1) and sometimes 'log_prob', the mean log-probability of a
+        reference.
     """
     low: int
     high: int
@@ -49,8 +50,9 @@ class Bucket:
 def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]]) -> list[int]:
     """Returns the key of each pair (source, reference): the length or frequency that determines the bucket of the pair.
 
-    Words are separated by white space. `train` is a function that returns the training pairs; for by='frequency', words
-    are counted in these pairs.
+    Words are separated by white space. With by='length', the key is the number of words of the source. With
+    by='target_length', it is the number of words of the reference. With by='frequency', it is the frequency of the
+    rarest source word in the sources of the training pairs. The function `train` returns the training pairs.
 
     Raises:
       UserError: if `by` is not one of BY.

@@ -43,7 +43,8 @@ class RunRecord:
       name: the name of the run directory.
       workdir: the run directory, which does not exist before the run begins.
       settings: the varied options and their values, without the seed: {'model.num_heads': 2}.
-      config: every option, {'model.d_model': 128, ...}. Options that are newer than the run have their defaults.
+      config: every option, {'model.d_model': 128, ...}. An option that did not exist at the time of the run has its
+        default.
       curves: the result of `read_curves`.
       results: the result of `read_results`.
       failure: why the run failed, or ''.
@@ -80,7 +81,7 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """'finished', 'failed: ...', 'at step 30 of 60' or 'not started'."""
+        """The state of the run as text: 'finished', 'failed: ...', 'at step 30 of 60' or 'not started'."""
         if self.failure:
             return f'failed: {self.failure}'
         if self.trained:
@@ -90,7 +91,7 @@ class RunRecord:
 
     @property
     def speed(self) -> float | None:
-        """Median target tokens per second of training; None before the first value is logged."""
+        """The median number of target tokens per second in training. None if no value has been logged yet."""
         # The first value includes compilation.
         points = self.curves.get('tokens_per_second', [])
         return statistics.median(value for _, value in points[1:] or points) if points else None
@@ -116,7 +117,7 @@ class Table:
     rows: list[dict[str, Any]]
 
     def markdown(self) -> str:
-        """Returns the table in Markdown. The best value of each metric is bold; columns are padded."""
+        """Returns the table in Markdown. The best value of each metric is bold. All cells of a column are aligned."""
         columns = []
         for name in self.columns:
             values = [row.get(name) for row in self.rows]
@@ -238,7 +239,9 @@ def recorded_sweep(directory: Path) -> dict[str, Any]:
 def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None, split: str = 'validation') -> Table:
     """Returns a table with one row per setting: the varied options, the scores, the parameters and the speed.
 
-    If a setting does not set an option, the cell has the recipe's value. A width of 0 is replaced by the derived width.
+    Runs that differ only in the seed are one setting. If a setting does not change an option, the cell has the value in
+    the recipe. If the value is 0 and stands for a value that is derived from other options, the cell has the derived
+    value.
 
     Args:
       runs: the result of `load_runs`.

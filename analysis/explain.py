@@ -53,7 +53,7 @@ class Attention:
       queries: a piece for each row.
       keys: a piece for each column.
       titles: the title of the rows and the title of the columns.
-      written: whether row t and Explanation.predictions[t] belong to the same token.
+      written: if true, row t belongs to the same token as Explanation.predictions[t].
     """
     kind: str
     weights: Float[np.ndarray, 'layer head t s']
@@ -68,7 +68,7 @@ class Explanation:
     """The data that the page shows for a sentence, an image or a series.
 
     Attributes:
-      number: the place of the sentence, image or series in the input, from 1.
+      number: the position of the sentence, image or series in the input, from 1.
       texts: pairs (name, text). The input is first.
       attention: the attention of each kind. The page first shows the first kind.
       predictions: the prediction of each token that the model wrote; None for a token that is not predicted.
@@ -93,7 +93,7 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
       model: the model that wrote the output.
       output: the output.
       weights: model.attention(output).
-      number: the place in the input, from 1.
+      number: the position of the text in the input, from 1.
       reference: the expected text, or ''.
 
     Raises:

@@ -50,7 +50,7 @@ class GatedHeads:
         self.run = run.edited([Edit('scale', name, np.ones((count, 1))) for name, count in self.counts.items()])
 
     def ones(self) -> dict[str, Float[np.ndarray, ' head']]:
-        """Returns gates of 1 for all heads, with which no head is removed."""
+        """Returns gates of 1 for all heads. These gates remove no head."""
         return {name: np.ones(count, np.float32) for name, count in self.counts.items()}
 
     def kinds(self) -> dict[str, list[str]]:
@@ -66,9 +66,9 @@ class GatedHeads:
         return model
 
     def importance(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Float[np.ndarray, ' head']]:
-        """Returns the importance of each head: the mean over sentences of |dL/dg|, g being its gate (section 4.1).
+        """Returns the importance of each head: the mean of |dL/dg| over the sentences (section 4.1 of the paper).
 
-        L is the cross-entropy of all tokens of a reference, given its source.
+        L is the cross-entropy of all tokens of a reference, given the source. g is the gate of the head.
 
         Args:
           pairs: sources and references.
@@ -102,21 +102,21 @@ class GatedHeads:
 
 
 def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndarray, ' head']]:
-    """Returns a copy of the gates in which the gate of one head is 0. `head` is its number at `place`, from 0."""
+    """Returns a copy of the gates in which the gate of one head is 0. `head` is the index of the head at `place`."""
     changed = np.array(gates[place])
     changed[head] = 0
     return {**gates, place: changed}
 
 
 def exact_or_bleu(model: Translator, pairs: Sequence[tuple[str, str]], options: SearchOptions, metric: str) -> float:
-    """Returns a score of `corpus_scores` for the translations of `pairs` (source, reference)."""
+    """Translates the sources of `pairs` (source, reference). Returns the score `metric` of `corpus_scores`."""
     sources, references = zip(*pairs, strict=True)
     return corpus_scores([output.text for output in model.translate(sources, options)], references)[metric]
 
 
 def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], kind: str, options: SearchOptions,
                          metric: str = 'exact_match') -> tuple[float, Float[np.ndarray, 'layer head']]:
-    """Returns the score of the whole model, and the score without each head of a kind (leave one out).
+    """Returns the score of the whole model, and for each head of a kind the score of the model without this head.
 
     `metric` is a key of `corpus_scores`: 'exact_match' (from 0 to 1) or 'bleu'.
 
@@ -138,7 +138,7 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
                   options: SearchOptions, metric: str = 'bleu', steps: int = 8) -> list[tuple[int, float]]:
     """Scores the model while more and more heads are removed. Returns [(number of removed heads, score), ...].
 
-    All heads are removed in `steps` steps.
+    After the last step, all heads are removed.
 
     Args:
       heads: the run with gates.
@@ -146,7 +146,8 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
       order: all heads as (place, head), in the order of their removal; see `ranked` and `shuffled`.
       options: the search options.
       metric: a key of `corpus_scores`.
-      steps: the number of steps. The first score, of the model with all heads, is additional.
+      steps: the number of steps. Each step removes about the same number of heads, and then computes a score. The score
+        before the first step is also returned.
     """
     gates, curve, removed = heads.ones(), [], 0
     for count in np.unique(np.linspace(0, len(order), steps + 1).round().astype(int)).tolist():
@@ -161,8 +162,9 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
 def pruning_curves(heads: GatedHeads, pairs: Sequence[tuple[str, str]], options: SearchOptions,
                    by: Sequence[tuple[str, str]], metric: str = 'bleu', steps: int = 4,
                    seeds: int = 3) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Returns {kind: {order: curve}}: the heads of one kind of attention are removed by importance, and at random.
+    """Returns {kind of attention: {order: curve}}. For each curve, only heads of this kind are removed.
 
+    There is an order by importance, and there are several random orders.
     `by` are the sources and references from which the importance is computed. `seeds` is the number of random orders.
     `pruning_curve` explains the other arguments.
     """

@@ -76,9 +76,9 @@ def importance(run: Run, request: Request) -> Result:
 
 
 def pruning(run: Run, request: Request) -> Result:
-    """Returns BLEU while heads are removed, by importance for the first half of the examples and at random.
+    """Returns BLEU while more and more heads are removed, in the order of their importance and in random orders.
 
-    BLEU is computed with greedy search on the second half.
+    The importance is computed on the first half of the examples, and BLEU on the second half, with greedy search.
     """
     pairs = examples(run, request)
     if len(pairs) < 2:
@@ -101,7 +101,7 @@ def head_roles(run: Run, request: Request) -> Result:
 
 
 def lens(run: Run, request: Request) -> Result:
-    """Returns the predictions of each layer."""
+    """Returns the predictions that the model would make after each of its layers (analysis/logit_lens.py)."""
     predictions = logit_lens(run, request.text)
     figure = matrix_figure(np.exp(predictions.log_probs), predictions.places, predictions.target,
                            'probability of the target token')
@@ -117,7 +117,11 @@ def attribution(run: Run, request: Request) -> Result:
 
 
 def patching(run: Run, request: Request) -> Result:
-    """Returns the effect of each place and token of `text` on its target when `other` is patched."""
+    """Returns the effect of each patch on the log-probability of the target, as a matrix of places and tokens.
+
+    The model reads the sentence `request.other`. A patch replaces the value at one place and token by the value for the
+    source of `request.text`. The target is the target of `request.text`.
+    """
     output = as_output(run, request.text)
     places = request.places or 'encoder/layers_*[0-9]'
     effects = patching_map(run, output.source, request.other or '', output.text, places)

@@ -1,6 +1,6 @@
 """The logit lens: the predictions that a model would make after each of its layers.
 
-The residual stream after a layer becomes the output of the last layer. So the model applies its final norm and its
+The residual stream after a layer replaces the output of the last layer. So the model applies its final norm and its
 output projection to this stream (nostalgebraist 2020, "interpreting GPT: the logit lens").
 """
 

@@ -29,7 +29,8 @@ class Text:
       model: the model that reads the text.
       inputs: the arguments of the module by name, each a list of tokens.
       written: the tokens that the outputs of the module predict.
-      first: the number of the first output that belongs to the target. Earlier outputs predict tokens of a prompt.
+      first: the index of the first output that predicts a token of the target. Earlier outputs predict tokens of a
+        prompt.
     """
     model: TextModel
     inputs: Mapping[str, list[int]]
@@ -53,7 +54,10 @@ class Text:
 
     def arrays(self, rows: int = 1) -> tuple[dict[str, Int[Array, 'rows _']], Int[Array, 'rows length'],
                                              Float[Array, 'rows length']]:
-        """Returns the arguments of the module, the tokens to predict, and weights, which are 1 in the target."""
+        """Returns the arguments of the module, the tokens to predict, and a weight for each of these tokens.
+
+        The weight is 1 for a token of the target, and 0 for prompt and padding. All `rows` rows are equal.
+        """
         targets = jnp.asarray(self.model._padded([self.written] * rows))
         number = jnp.arange(targets.shape[1])
         weights = ((number >= self.first) & (number < len(self.written))).astype(jnp.float32)
@@ -75,11 +79,12 @@ class Node(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Effects:
-    """The effect of each change of a model on the log-probability of a target. Each change is made alone.
+    """The effects of changes of a model on the log-probability of a target. For each effect, only one change is made.
 
     Attributes:
       nodes: the changed part of the model, for each row.
-      pieces: the piece of text of each column; [] if a row is one change, so that the arrays have no columns.
+      pieces: the piece of text of each column. If each row is a single change, the arrays have no columns, and this
+        list is [].
       log_probs: the log-probability of the target after each change.
       clean: the log-probability of the target for the clean sentence.
       corrupt: the log-probability of the target for the corrupt sentence, without a change.
@@ -108,7 +113,11 @@ def compiled(function: Callable[..., Any], module: Any, *static: Any) -> Callabl
 def teacher_forced(module: Any, params: Any, inputs: Mapping[str, Array], edit: Editor | None = None,
                    read: Callable[[str], bool] | None = None) -> tuple[Float[Array, 'rows length vocab'],
                                                                        dict[str, Array]]:
-    """Returns the log-probabilities of all tokens, and the captured values, of a pass with a lens (model/places.py)."""
+    """Runs a forward pass with edits. Returns the log-probabilities of all tokens, and {place: captured value}.
+
+    `edit` maps the name of a place to an edit or None. `read` selects the places whose values are captured. See
+    model/places.py.
+    """
     logits, values = observing(module.apply, edit or (lambda name: None), read or (lambda name: False))(
         {'params': params}, **inputs)
     return jax.nn.log_softmax(logits), values
@@ -129,7 +138,7 @@ def as_output(run: Run, example: Any) -> Output:
         model: a text, or (prompt, continuation).
 
     Raises:
-      UserError: if the run does not write text, or the continuation is empty.
+      UserError: if the run does not write text, the continuation is empty, or the prompt is too long.
     """
     model: Any = run.model
     if not isinstance(model, Translator | Generator):
@@ -145,7 +154,7 @@ def as_output(run: Run, example: Any) -> Output:
     prompt, text = ('', example) if isinstance(example, str) else example
     tokenizer = model.tokenizers['target']
     before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
-    # The last token of the prompt may continue in the text. Then this token belongs to the continuation.
+    # A token may contain the end of the prompt and the beginning of the text. It belongs to the continuation.
     shared = next((number for number, (old, new) in enumerate(zip(before, whole, strict=False)) if old != new),
                   min(len(before), len(whole)))
     if shared + 1 >= model.context or shared == len(whole):

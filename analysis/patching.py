@@ -46,9 +46,10 @@ class EstimateError(NamedTuple):
 
 def patching_map(run: Run, clean: str, corrupt: str, target: str,
                  places: str | Sequence[str] = 'encoder/layers_*[0-9]') -> Effects:
-    """Returns the effects on `target` given `corrupt` when the value at one place and token is taken from `clean`.
+    """Returns the effects of patches on the log-probability of `target`, when the model reads `corrupt`.
 
-    One program computes a row of the map: row i of its batch has the clean value at position i.
+    Each patch replaces the value at one place and one token by the value for the sentence `clean`. One program computes
+    a row of the map: row i of its batch has the clean value at position i.
 
     Args:
       run: a translator or a language model.
@@ -89,8 +90,9 @@ def attribution_map(run: Run, clean: str, corrupt: str, target: str,
     """Estimates `patching_map` in two passes: a pass over `clean`, and a pass over `corrupt` with its gradient.
 
     The estimate of a patch is the linear effect of the change, the sum of gradient * (clean value - corrupt value)
-    (Nanda 2023, "Attribution patching"; Syed et al. 2023, arXiv:2310.10348). It is exact if the log-probability is
-    linear in the value. `estimate_error` returns its error. `patching_map` explains the arguments.
+    (Nanda 2023, "Attribution patching"; Syed et al. 2023, arXiv:2310.10348). The estimate is exact if the
+    log-probability is linear in the value. `estimate_error` computes the error of the estimates. `patching_map`
+    explains the arguments.
     """
     comparison = _Comparison(run, clean, corrupt, target, places)
     gradients = place_gradients(comparison.texts[1], list(comparison.values))
@@ -127,7 +129,7 @@ def _gradients(module, names, params, inputs, targets, weights):
 
 
 def shifted(shift: Float[Array, '...']):
-    """Returns an edit that adds `shift`, which has the shape of the value of one text."""
+    """Returns an edit that adds `shift` to a value. `shift` has the shape of the value for one text."""
     def edited(value: Array, at: At) -> Array:
         if at.axes == PAIRS:
             return value + shift[:, at.positions[0]]
@@ -165,5 +167,5 @@ class _Comparison:
         self.log_probs = [text.log_prob() for text in self.texts]
 
     def effects(self, rows: Sequence[Sequence[float] | Float[np.ndarray, ' position']]) -> Effects:
-        """Returns the effects of patches with the log-probabilities in `rows`, one row for each place."""
+        """Returns the effects of patches. `rows` has a row of log-probabilities after the patches for each place."""
         return Effects([Node(name) for name in self.values], self.pieces, np.array(rows), *self.log_probs)

@@ -1,4 +1,4 @@
-"""Path patching: measures the effect that one part of a model has on other parts by some of the paths between them.
+"""Path patching: measures how much one part of a model affects other parts through some of the paths between the parts.
 
 The method is path patching (Wang et al. 2022, arXiv:2211.00593, section 3; Goldowsky-Dill et al. 2023,
 arXiv:2304.05969). Four kinds of rows of one batch are four versions of the forward pass, so one program computes all:
@@ -44,7 +44,7 @@ def heads_at(run: Run, pattern: str) -> list[Node]:
 
 def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Nodes, receivers: Nodes,
                   held: str | Sequence[str] = HELD) -> Effects:
-    """Returns the effect of each sender on `target` by the paths to the receivers.
+    """Returns the effect of each sender on the log-probability of `target`, through the paths to the receivers.
 
     Args:
       run: a translator or a language model.
@@ -54,8 +54,8 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
       senders: places, patterns or nodes. The effect of each place or node is measured alone.
       receivers: places, patterns or nodes. All receivers together get the changed values.
       held: names or patterns of places that keep the value of the corrupt sentence, so that no path leads through
-        them. The module of the sender is not held. With [], all paths from the sender to the receivers count; then
-        the effect by the receiver 'decoder' equals the effect of activation patching.
+        these places. Places in the module of the sender are not held. With [], all paths from the sender to the
+        receivers count. Then, with the receiver 'decoder', the effect equals the effect of activation patching.
 
     Raises:
       UserError: if there is no such place or head, or the sentences differ in their numbers of tokens.
@@ -75,7 +75,11 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
 
 
 def _patched(module, sending, receiving, holding, params, inputs, targets, weights):
-    """Returns the log-probability of the target in each row: clean, corrupt, mixed rows, patched rows."""
+    """Returns the log-probability of the target in each row.
+
+    The rows are the clean sentence, the corrupt sentence, a mixed row for each sender, and a patched row for each
+    sender.
+    """
     count = len(sending)
 
     def edit_of(name):
@@ -124,7 +128,7 @@ def _nodes(described: Nodes, listed: dict[str, Sizes], argument: str) -> list[No
 
 
 def _held(pattern: str, listed: dict[str, Sizes], held: str | Sequence[str]) -> list[str]:
-    """Returns the places that match a pattern of `held`. A pattern of the default HELD may have no match."""
+    """Returns the places that match a pattern of `held`. With the default HELD, returns [] if no place matches."""
     try:
         return matching(pattern, listed)
     except UserError:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # functions that draw import matplotlib, because the import i
 
 MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
 MOST_TOKENS = 128  # maximum number of tokens on an axis; more names would not be readable
-MOST_VALUES = 4  # of a prediction, in the title of a picture
+MOST_VALUES = 4  # maximum number of predicted values in the title of a picture
 
 
 def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
@@ -62,8 +62,9 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
 def attention_rollout(weights: Float[np.ndarray, 'layer head t t']) -> Float[np.ndarray, 't t']:
     r"""Returns the attention rollout: how much of each input token reaches each output token through all layers.
 
-    With the mean A_l over the heads of layer l, the rollout is $\prod_l (A_l + I) / 2$. The last layer is on the left.
-    The identity stands for the residual connection. Abnar and Zuidema 2020, arXiv:2005.00928, section 3.
+    The rollout is $\prod_l (A_l + I) / 2$, with the last layer on the left. A_l is the mean of the attention weights
+    over the heads of layer l. The identity matrix I stands for the residual connection. Abnar and Zuidema 2020,
+    arXiv:2005.00928, section 3.
     """
     identity = np.eye(weights.shape[-1])
     mixed = (weights.mean(axis=1, dtype=np.float64) + identity) / 2
@@ -129,7 +130,7 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
 
 def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndarray, '*space channels'],
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> 'Figure':
-    """Draws an image or a series, and the attention weights of its patches on top.
+    """Draws an image or a series. On top of it, draws the attention weights of the patches.
 
     The query is the class token. Without a class token, the weights are the mean over all patches as queries. Patches
     with large weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to its
@@ -227,7 +228,10 @@ def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequen
 
 
 def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
-    """Draws the sinusoidal encoding: a row for each position, a column for each dimension (section 3.5)."""
+    """Draws the sinusoidal encoding (Vaswani et al. 2017, section 3.5).
+
+    A row is a position, and a column is a dimension.
+    """
     figure, (axes,) = _panels(1, (6, 5))
     image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1,
                         interpolation='nearest')  # each pixel is a number, and the file is small

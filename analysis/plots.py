@@ -29,11 +29,11 @@ Point = tuple[RunRecord, Spread]  # the first run of a setting, and the metric o
 
 
 def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
-    """Plots a metric over the steps: the mean over the seeds of each setting.
+    """Plots a metric over the training steps. Runs that differ only in the seed are one line, the mean of these runs.
 
-    With at most 6 settings, also plots the range over the seeds. `plot_varied` shows results of decode.py. Evaluations
-    during training may measure the same metric in another way, and rank the settings differently. So the title of each
-    plot describes the measurement.
+    With at most 6 lines, also plots the range over the seeds. `plot_varied` shows results of decode.py. Evaluations
+    during training may measure the same metric in another way. Then the order of the runs may differ between the plots.
+    So the title of each plot describes the measurement.
 
     Args:
       runs: the result of `load_runs`.
@@ -78,9 +78,9 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
 def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str = 'validation') -> Figure:
     """Plots a metric of the results over each varied option.
 
-    Lines connect runs that differ only in this option. Options that change together share a panel with the
-    name of the first option. A run of the recipe without changes is a star in each panel. Bars are standard deviations
-    over seeds.
+    Each option has a panel. Lines connect runs that differ only in this option. Options that always change together
+    share a panel with the name of the first option. A run of the recipe without changes is a star in each panel. Bars
+    are standard deviations over seeds.
 
     Args:
       runs: the result of `load_runs`.
@@ -158,14 +158,18 @@ def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) ->
 
 
 def _said(how: Iterable[str], part: Iterable[str]) -> str:
-    """Describes how several runs measured a metric: `how` has the method of each run, `part` its part of the data."""
+    """Describes how several runs measured a metric: with which methods (`how`), on which parts of the data (`part`)."""
     hows, parts = dict.fromkeys(how), dict.fromkeys(part)
     return ', '.join(filter(None, ['measured differently per run' if len(hows) > 1 else min(hows),
                                    'different parts of validation' if len(parts) > 1 else min(parts)]))
 
 
 class _Panel(NamedTuple):
-    """A panel of `plot_varied`: the option on the x-axis, the options that change together with it, and the lines."""
+    """A panel of `plot_varied`: the lines for one option.
+
+    `option` is on the x-axis, and the options `others` change together with `option`. `lines` has the points of each
+    line by the name of the line. `base` is the run of the recipe without changes, or None.
+    """
     option: str
     others: tuple[str, ...]
     lines: dict[str, list[Point]]

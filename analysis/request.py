@@ -1,4 +1,4 @@
-"""The flags of decode.py as one dataclass, and all checks of the flags that need no model.
+"""The flags of decode.py as one dataclass, and the checks of these flags.
 
 Each field is a flag of the same name. decode.py imports this module to define its flags, so this module must not import
 slow libraries.
@@ -188,7 +188,11 @@ class Request:
                             'cannot be typed at a prompt')
 
     def search_of(self, run: Any) -> Mapping[str, Any]:
-        """Returns the flags of the search. For images and series, --n_best is the number of classes in an answer."""
+        """Returns the flags of the search.
+
+        For images and series, --n_best is not an option of the search, but the number of classes in an answer. So it is
+        left out.
+        """
         classes = TASKS[run.config.task].answerer in PREDICTORS
         return {name: value for name, value in self.search.items() if not (classes and name == 'n_best')}
 

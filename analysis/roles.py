@@ -1,6 +1,6 @@
-"""The roles of attention heads: to which keys the heads attend, as shares of all query tokens of a corpus.
+"""The roles of attention heads: which keys a head attends to, such as the previous token or punctuation.
 
-Voita et al. 2019 (arXiv:1905.09418, section 5) find heads that attend to neighbours; Clark et al. 2019
+Voita et al. 2019 (arXiv:1905.09418, section 5) find heads that attend to neighbours. Clark et al. 2019
 (arXiv:1906.04341, section 3) find heads that attend to the end token and to punctuation.
 """
 
@@ -48,14 +48,15 @@ ROLES: dict[str, Callable[..., Bool[np.ndarray, 'query key']]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """The share of the attention that each head gives to each role, over a corpus.
+    """The share of the attention that each head gives to keys with each role, over a corpus.
 
     Attributes:
-      heads: (place of the weights, number of the head from 0) of each row.
+      heads: (place of the weights, index of the head) for each row.
       tokens: the number of query tokens of each row.
-      seen: the share of the query tokens that see a key with the role. In cross-attention, the roles 'previous', 'same'
-        and 'next' compare the position in the target with the position in the source.
-      shares: the mean weight on keys with the role, over the query tokens that see such a key; NaN if there is none.
+      seen: the share of the query tokens that can attend to a key with the role. In cross-attention, the roles
+        'previous', 'same' and 'next' compare the position in the target with the position in the source.
+      shares: the mean weight on keys with the role, over the query tokens that can attend to such a key. NaN if there
+        is no such query token.
       entropy: the mean entropy of the weights of a query, in nats.
       distance: the mean number of tokens between query and key, weighted by the attention.
     """
@@ -88,7 +89,7 @@ class Roles:
 
 
 def roles(run: Run, texts: Sequence[Any], places: str | Sequence[str] = '*/weights') -> Roles:
-    """Returns the roles of all heads at the places.
+    """Returns how much attention the heads at the places give to keys with each role.
 
     Args:
       run: a translator or a language model with attention.
@@ -120,7 +121,10 @@ def roles(run: Run, texts: Sequence[Any], places: str | Sequence[str] = '*/weigh
 
 @dataclasses.dataclass(frozen=True)
 class _Sums:
-    """Sums over query tokens, from which `Roles` is computed: weights [head, role], seen [role], entropy [head]."""
+    """Sums over query tokens. `Roles` is computed from these sums.
+
+    The shapes are: weights [head, role], seen [role], entropy [head], distance [head].
+    """
     tokens: int = 0
     weights: Any = 0.0
     seen: Any = 0.0

@@ -134,7 +134,7 @@ class Progress:
         """
         self._runs, self._ended, self._split = {run.name: run for run in runs}, ended, split
         self._metric = metric or runs[0].config['eval.metric']
-        self._began = time.time() - 1  # file systems round times
+        self._began = time.time() - 1  # 1 s earlier, because file systems round times
         self._first: dict[str, tuple[int, float]] = {}  # {run: (a step, time at which the step was logged)}
 
     def end(self, name: str) -> None:

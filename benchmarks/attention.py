@@ -1,8 +1,8 @@
 """Measures memory and time of attention: python -m benchmarks.attention [--lengths=1024,4096,16384]
 
-Measures causal self-attention of one sequence with 4 heads of 32 numbers, forward and backward. Prints a JSON line per
-kernel and length. 'memory_gb' is the memory that the compiled program allocates in addition to its inputs and outputs.
-Programs that need more than --most_gb are compiled but not run.
+Measures the forward and the backward pass of causal self-attention over one sequence, with 4 heads of width 32. Prints
+a JSON line per kernel and length. 'memory_gb' is the memory that the compiled program allocates in addition to its
+inputs and outputs. Programs that need more than --most_gb are compiled but not run.
 """
 
 from absl import flags

@@ -3,8 +3,8 @@
 Trains in blocks of --every steps. All blocks have the same batches. Blocks with a checkpoint at the beginning alternate
 with blocks without a checkpoint. Prints one JSON line. `ratio` is the median time of a block with a checkpoint divided
 by the median time of a block without a checkpoint. The time of a block includes the wait until the checkpoint is
-complete. `held_s` is the median time that a call of `save` takes. During this time, the training loop waits. The call
-also waits for the current step.
+complete. `held_s` is the median time of a call of `save`. The training loop waits during the call, and the call waits
+until the current step is finished.
 """
 
 import statistics
@@ -52,7 +52,10 @@ def main() -> None:
     size, steps, tokens, held = parameter_count(state.params), 0, 0, []
 
     def block(checkpoints=None) -> float:
-        """Trains one block of steps, and returns its duration in seconds. First saves a checkpoint to `checkpoints`."""
+        """Trains one block of steps, and returns its duration in seconds.
+
+        If `checkpoints` is given, saves a checkpoint at the beginning of the block.
+        """
         nonlocal state, steps, tokens
         began, before, tokens = time.perf_counter(), None, 0
         for batch in prefetch(plan, 0, EVERY.value, compiled.part):

@@ -81,7 +81,10 @@ def measure(folder: Path) -> None:
 
 
 def measure_stages(corpus, tokenizers, limit: int, folder: Path) -> int:
-    """Measures reading, tokenising and writing of the first `limit` pairs. Returns the number of pairs."""
+    """Measures reading, tokenising and writing of the first --stages pairs. Returns the number of these pairs.
+
+    `limit` is the maximum number of tokens of a sentence. Pairs with a longer sentence are not written.
+    """
     pairs = phase('stage: read', lambda: list(itertools.islice(corpus.pairs('train'), STAGES.value)))
 
     def tokenise():

@@ -1,18 +1,19 @@
 """Measures the speed of decoding: python -m benchmarks.decode [--workload=base|demo|multi30k] [--peers=ctranslate2]
 
-The workloads tiny and base are a batch of 64 random sources of 24 tokens. The functions of decode.py decode the batch
-from tokens to text, first with greedy search and then with a beam of 4. Each output has exactly 32 tokens. For each
-beam, the script prints the same JSON lines as benchmarks.train_step. All systems take turns and have the same weights.
+In the workloads tiny and base, the input is a batch of 64 random sources of 24 tokens. The functions of decode.py
+decode the batch from tokens to text, first with greedy search and then with a beam of 4. Each output has exactly 32
+tokens. For each beam, the script prints the same JSON lines as benchmarks.train_step. All systems take turns and have
+the same weights.
 `ctranslate2` uses all cores for one batch, which is the default of CTranslate2's Translator. `ctranslate2.workers`
 gives each core a part of the batch, as this project does. The line with the ratio also contains 'same_tokens', the
 share of equal tokens. The last token of an output is not compared, because this project forces an end token there.
 
-The workloads demo and multi30k are the test set of a trained run, --workdir (by default runs/demo and runs/multi30k),
-with greedy search and with the beam search of the run. A turn is the translation of all sentences, from text to text.
-By default, all peers take part: CTranslate2 in each type that it supports on this processor, with the faster number of
-workers. The first line describes the processor, with measured rates of matrix products. The lines of the systems
-contain 'bleu', and the lines with the ratio contain 'same_translations'. CTranslate2 has another length penalty than
-this project and stops earlier, so its translations are not all the same.
+In the workloads demo and multi30k, the input is the test set of a trained run, --workdir (by default runs/demo and
+runs/multi30k). The search is greedy search, and then the beam search of the run. A turn is the translation of all
+sentences, from text to text. By default, there is a peer for each computation type that CTranslate2 supports on this
+processor. Each peer uses the faster number of workers. The first line describes the processor, with measured rates of
+matrix products. The lines of the systems contain 'bleu', and the lines with the ratio contain 'same_translations'.
+CTranslate2 has another length penalty than this project and stops earlier. So some of its translations differ.
 
 Use a machine without other work, and compare only figures of the same run.
 """

@@ -25,7 +25,7 @@ def times(call: Callable[[], Any], runs: int) -> list[float]:
 
 
 def report(seconds: list[float], tokens: int, entries: Mapping[str, Any]) -> None:
-    """Prints one JSON line with `entries`, the median and the best time, the memory and the versions of libraries.
+    """Prints one JSON line: `entries`, the median and the shortest time, the memory and the versions of libraries.
 
     `seconds` are the times of the calls. If the list is empty, the line contains no times. `tokens` is the number of
     tokens of a call.
@@ -42,6 +42,9 @@ def report(seconds: list[float], tokens: int, entries: Mapping[str, Any]) -> Non
 
 
 def peak_memory() -> float:
-    """Returns the peak memory in GiB: of the device if JAX reports this number, otherwise of this process."""
+    """Returns the peak memory of the device in GiB.
+
+    If JAX does not report the memory of the device, returns the peak memory of this process.
+    """
     device = jax.devices()[0].memory_stats() or {}
     return device['peak_bytes_in_use'] / 2 ** 30 if 'peak_bytes_in_use' in device else peak_resident()

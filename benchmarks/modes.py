@@ -34,7 +34,11 @@ ADAM = optax.adam(1e-3, b2=0.98)
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """A case of the comparison: the sizes of a mesh, config.parallel.mode, and the options that are tested together."""
+    """A case of the comparison.
+
+    `data`, `fsdp` and `tensor` are the sizes of the mesh of devices. `mode` is config.parallel.mode. `accumulate` and
+    `dropout` are options of the training that are tested in this mode.
+    """
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
@@ -61,10 +65,10 @@ def modes(devices: int) -> list[Mode]:
 
 
 def ragged_batch(seed: int, part: Part = ALL) -> Batch:
-    """Returns a batch of ROWS pairs of 1 to LENGTH random tokens, with the padding rows of `part`.
+    """Returns the rows of `part` of a batch of ROWS pairs with 1 to LENGTH random tokens, including padding rows.
 
-    The lengths of the rows differ much. So the mean of the devices' mean losses would be very different from the mean
-    over all tokens, which is correct.
+    The lengths of the rows differ much. The correct loss is the mean over all tokens. A wrong loss, the mean of the
+    mean losses of the devices, would be very different.
     """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, LENGTH + 1, (2, ROWS, 1))
@@ -77,7 +81,7 @@ def ragged_batch(seed: int, part: Part = ALL) -> Batch:
 
 def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_ENTROPY,
              optimizer: optax.GradientTransformation = ADAM, **block: Any) -> Compiled:
-    """Returns the compiled steps of a small model. The number of devices is the number that `mode` needs.
+    """Returns the compiled steps of a small model, for as many devices as `mode` needs.
 
     `block` contains further options of the model's BlockConfig.
     """
@@ -99,7 +103,10 @@ def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]
 
 
 def compare(compared: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
-    """Yields each case with its largest differences from training on one device, in the losses and parameters."""
+    """Compares training in each case with training on one device.
+
+    Yields (case, largest difference in the losses, largest difference in the parameters).
+    """
     references = {}
     for mode in compared:
         # With dropout, each part of a batch has different random masks, so the reference must have the same parts.

@@ -53,7 +53,11 @@ def _op(line: Instruction, computation: Computation, inside: Computation, vocab_
 
 
 def _nearby(line: Instruction, computation: Computation) -> str:
-    """Returns a place for an instruction without a place, such as a copy that XLA adds: the place of a neighbour."""
+    """Returns the place of a neighbour, for an instruction without a place, such as a copy that XLA has added.
+
+    A neighbour computes an operand of the instruction, or uses its result. Returns '' if no near instruction has a
+    place.
+    """
     for step in (lambda user: [computation[name] for name in user.operands if name in computation],
                  lambda operand: [user for user in computation.values() if operand.name in user.operands]):
         near = [line]
@@ -65,7 +69,7 @@ def _nearby(line: Instruction, computation: Computation) -> str:
 
 
 def flops(dot: Instruction, among: Mapping[str, Instruction]) -> int:
-    """Returns the floating-point operations of a matrix product: 2 m k n, for arrays [m, k] and [k, n]."""
+    """Returns the number of floating-point operations of a matrix product: 2 m k n for arrays [m, k] and [k, n]."""
     left = dimensions(among[dot.operands[0]].shape)
     contracted = re.findall(r'\d+', dot.attribute(r'lhs_contracting_dims=\{([\d,]*)\}'))
     return 2 * math.prod(dimensions(dot.shape)) * math.prod(left[int(axis)] for axis in contracted)
@@ -77,7 +81,10 @@ def dimensions(shape: str) -> list[int]:
 
 
 def kind_of(line: Instruction, parts: list[Instruction], op_name: str, vocab_size: int) -> str:
-    """Returns the kind of an operation. `parts` are the instructions of a fusion. The first matching rule applies."""
+    """Returns the kind of an operation. `parts` are the instructions of a fusion, or only `line`.
+
+    The first rule that matches determines the kind.
+    """
     opcodes, paths = {part.opcode for part in parts}, [part.place for part in parts if part.place] or [op_name]
     wide = any(vocab_size in (sizes := dimensions(part.shape)) and len(sizes) > 1 for part in parts)
     update = 'jvp(' not in op_name and op_name.startswith('jit(train_step)/')

@@ -84,7 +84,7 @@ class Translations:
     """A search for the best outputs of random sources.
 
     Attributes:
-      params: random parameters. The end token always has a logit of 0, and at least one other token has a larger logit.
+      params: random parameters. The logit of the end token is always 0, and another token always has a larger logit.
         Therefore no output ends early.
       sources: the tokens of the sources, [sentences, source].
     """
@@ -114,7 +114,7 @@ class Translations:
 
 
 class Numbers(ByteTokenizer):
-    """A tokenizer whose text is the numbers of the tokens, for models with random weights."""
+    """A tokenizer that decodes tokens to a text of their indices, such as '17 4 29', for models with random weights."""
 
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:

@@ -1,4 +1,7 @@
-"""Peers: other libraries that do the same work, with the fast settings that their documentation recommends."""
+"""Prepares the peers of this project: other libraries that do the same work.
+
+The peers use the fast settings that their documentation recommends.
+"""
 
 import functools
 import importlib

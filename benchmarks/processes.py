@@ -15,18 +15,18 @@ The columns:
     kill     one process gets SIGKILL while it saves; then the same command runs again
     stop     each process gets SIGTERM, in different steps; then the same command runs again
     damage   trains half of the steps; then the newest checkpoint is damaged for one process, and training continues.
-             With fsdp and tensor, the files that this process wrote are deleted. With data parallelism and pmap, this
-             process does not see the newest checkpoint, as on a network file system with delay.
+             In the modes fsdp and tensor, the files that this process wrote are deleted. In the modes data and pmap,
+             this process does not see the newest checkpoint, as on a network file system with delay.
     late     one process starts 60 s after the others
-    cache    a second run, with a warm compilation cache. One process would compile for 40 s if it did not find the
-             program in the cache. A collective waits for 30 s only.
+    cache    a second run, with a warm compilation cache. Without the program in the cache, one process would compile
+             for 40 s. But the other processes wait for only 30 s in a collective operation.
 
 In rows with two devices per process, the process with the fault is process 0. In other rows, it is the last process.
 
 A cell is ok if
 
     each exit status is the status that a launcher needs: 0 at the end, 75 after a stop or the loss of a process;
-    while processes run, a log or the metrics grow at least every 60 s (plus the delays that the fault adds);
+    while processes run, a log or the metrics file grows at least every 60 s (plus the delays that the fault adds);
     at each save, all processes that hold the same part of the state hold the same bits;
     all checkpoints and losses agree with a run of one process and one device without a fault: parameters to 1e-5,
       losses to 1e-4.
@@ -115,15 +115,17 @@ class Cell:
           run: the name of the run directory.
           steps: the number of training steps.
           every: the number of steps between checkpoints.
-          late: the number of seconds after which the last process of the row to start (row.victim) is started.
+          late: the number of seconds by which process row.victim starts later than the other processes. With 0, all
+            processes start together.
           cache: the folder of the compilation cache.
-          expected: the expected exit status of each process; () means that all are 0.
+          expected: the expected exit status of each process; () means the status 0 for every process.
           victim: the process with the fault; None means every process.
           **fault: a fault of benchmarks/faulty_train.py.
 
         Raises:
           Refused: if this is the first start of the cell and train.py exits with status 2.
-          Failed: if an exit status differs from `expected`, or no log and no metrics grow for too long.
+          Failed: if an exit status differs from `expected`, if no log or metrics file grows for too long, or if two
+            processes save different bits of the same part of the state.
         """
         row, port, self._starts = row or self.row, free_port(), self._starts + 1
         allowed = SILENCE + late + fault.get('slow_compile', 0)
@@ -255,7 +257,7 @@ def save(cell: Cell, reference: Path) -> None:
 
 def resume(cell: Cell, reference: Path) -> None:
     cell.start(steps=STEPS // 2)
-    # The row 5 rows later has another mode, and another number of processes or devices.
+    # The row that is 5 rows later in ROWS has another mode, and another number of processes or devices.
     cell.start(ROWS[(ROWS.index(cell.row) + 5) % len(ROWS)])
     cell.compare(reference)
 

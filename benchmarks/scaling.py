@@ -73,7 +73,11 @@ def resized(size: str, value: int) -> Workload:
 
 
 def exponent(points: Sequence[Point], cost: str) -> float:
-    """Returns the best p of cost ~ value^p, fitted to the half of the points with the largest values."""
+    """Returns the exponent p of cost ~ value^p.
+
+    This is the slope of a line through log(cost) and log(value), fitted to the half of the points with the largest
+    values.
+    """
     larger = sorted(points)[(len(points) - 1) // 2:]
     return statistics.linear_regression([math.log(point.value) for point in larger],
                                         [math.log(getattr(point, cost)) for point in larger]).slope

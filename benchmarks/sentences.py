@@ -34,7 +34,7 @@ def ready_run(workdir: str, checkpoint: str, sources: Sequence[str], search: Map
 def ready_ctranslate2(folder: str, sources: list[str], search: Mapping[str, Any], compute_type: str) -> Ready:
     """Prepares the translation by CTranslate2 with an exported model.
 
-    Chooses the number of workers and the batch size with the shortest time for TRIAL sentences.
+    Translates TRIAL sentences with several numbers of workers and batch sizes, and chooses the fastest setting.
 
     Args:
       folder: the exported model, in float32. CTranslate2 converts the weights to `compute_type`.
@@ -73,7 +73,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def with_bleu(timed: Timed, references: Sequence[str]) -> Timed:
-    """Returns the system with cased, detokenised BLEU of its translations as a further fact."""
+    """Returns the results of a system. Adds the cased, detokenised BLEU of its translations to the facts."""
     from inference.scores import corpus_scores
 
     return timed._replace(facts={'bleu': round(corpus_scores(timed.answer, references)['bleu'], 2), **timed.facts})

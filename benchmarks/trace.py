@@ -40,10 +40,9 @@ class Cost:
 
 
 def profile(call: Callable[[], Any], runs: int) -> tuple[float, dict[Name, Cost]]:
-    """Calls `call` several times without and with the profiler. Returns the shortest time and the costs of operations.
+    """Calls `call` several times without the profiler, and then several times with the profiler.
 
-    The time, in seconds, is measured without the profiler. The costs, {operation: cost}, are measured in the fastest
-    profiled call.
+    Returns the shortest time without the profiler, in seconds, and {operation: cost} of the fastest profiled call.
     """
     times(call, 2)
     return min(times(call, runs)), min(
@@ -86,10 +85,12 @@ def costs_of(planes: Iterable[Any]) -> dict[Name, Cost]:
 def marks(planes: Iterable[Any]) -> Iterator[tuple[float, int, str, str, Any]]:
     """Yields (time in nanoseconds, rank, thread, mark, operation or task).
 
-    The rank orders marks with the same time. A mark is 'begin', 'end', 'launch' or 'work'. The profiler's event of an
-    operation covers only the work of the thread that begins the operation. The operation may launch tasks for other
-    threads. A task may end after the event, and may launch further tasks. On a GPU or a TPU, there are events but no
-    tasks.
+    The rank determines the order of marks with the same time. 'begin' is the start of an operation, 'launch' is the
+    launch of a task, 'work' is the start of a task, and 'end' is the end of an operation or a task.
+
+    The profiler's event of an operation covers only the work of the thread that begins the operation. The operation may
+    launch tasks for other threads. A task may end after the event, and may launch further tasks. On a GPU or a TPU,
+    there are events but no tasks.
     """
     for plane in planes:
         for line in plane.lines:

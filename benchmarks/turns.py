@@ -2,10 +2,10 @@
 
 In a single process, the libraries would share threads and memory. All processes have the same environment, the same
 malloc and the same cores. Only one process works at a time. A turn consists of warm-up calls for at least WARM_UP
-seconds and one timed call. The warm-up is necessary, because the first calls have cold caches and the OpenMP threads of
-the previous system still run (CTranslate2's threads spin for 0.2 s after their work). With a pause instead of warm-up
-calls, the train step of this project took 25 % longer and PyTorch's train step took 2 % longer. But in real training,
-there is no pause between steps.
+seconds and one timed call. The warm-up is necessary for two reasons. The first calls have cold caches, and the OpenMP
+threads of the previous system still run (CTranslate2's threads spin for 0.2 s after their work). A pause cannot replace
+the warm-up calls, because there is no pause between the steps of a real training. After a pause, the train step of this
+project took 25 % longer, and PyTorch's train step took 2 % longer.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class System(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """The results of a system: the seconds of each turn, and the fields that `Ready` explains."""
+    """The results of a system. `seconds` has the time of each turn. `Ready` explains the other fields."""
     seconds: list[float]
     facts: Mapping[str, Any]
     answer: Any

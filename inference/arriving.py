@@ -1,4 +1,4 @@
-"""Reads lines from a slow pipe or a prompt, and yields each one as soon as it arrives."""
+"""Reads lines from a slow pipe or a prompt, and yields each line as soon as it arrives."""
 
 import collections
 import contextlib

@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 def threads_for(batch_size: int) -> int:
     """Returns the number of threads for `batch_size` rows: one per core of a CPU, with at least SHARE rows each.
 
-    Accelerators, and several devices together, use one thread.
+    With an accelerator, or with several devices, returns 1.
     """
     one_cpu = jax.default_backend() == 'cpu' and jax.device_count() == 1
     return max(1, min(_cores(), batch_size // SHARE)) if one_cpu else 1
@@ -77,7 +77,7 @@ class BatchSearch:
 
     def __init__(self, module: nn.Module):
         self.module = module
-        self._compiling = threading.Lock()  # held while a program starts, because starting may compile it
+        self._compiling = threading.Lock()  # held while a program starts, because its first start compiles it
         self._begin = jax.jit(self._read, static_argnames=('search', 'room'))
         self._advance = jax.jit(self._go_on, static_argnames='search', donate_argnames='state')
         self._whole = jax.jit(self._to_the_end, static_argnames='search')
@@ -87,8 +87,8 @@ class BatchSearch:
              follow: Follow | None = None) -> Hypotheses:
         """Returns the result of `search`, as NumPy arrays.
 
-        Random samples depend on the seed, the sentence's number and `draw`. Finished sentences are not removed from a
-        batch that is on several devices.
+        Random samples depend on the seed, the number of the sentence and `draw`. Another value of `draw` gives other
+        samples for the same sentence. If the batch is on several devices, finished sentences are not removed.
         """
         if isinstance(batch.source, jax.Array) and len(batch.source.sharding.device_set) > 1:
             return process_allgather(self._whole(params, batch, np.uint32(seed), np.uint32(draw), follow,

@@ -18,14 +18,14 @@ def input_texts(path: str, documents: str) -> Iterator[str]:
 
     Args:
       path: the path of the file.
-      documents: the kind of text: a 'line', the whole 'file', the lines up to a 'blank_line', or the text in each line
-        of 'jsonl'.
+      documents: how the input is divided into texts. With 'line', each line is a text. With 'file', the whole file is a
+        text. With 'blank_line', a blank line separates two texts. With 'jsonl', each line is JSON with one text.
 
     Raises:
-      UserError: if the input cannot be read. The message has the number of a wrong line.
+      UserError: if the input cannot be read. If a line is wrong, the message has the number of this line.
     """
     if documents == 'file':
-        return (read_text(name) for name in [path])  # read when it is needed
+        return (read_text(name) for name in [path])  # the file is read when its text is requested
     lines = input_lines(path)
     if documents == 'blank_line':
         return cut(lines, documents)
@@ -36,8 +36,9 @@ def input_texts(path: str, documents: str) -> Iterator[str]:
 
 
 def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, name: str) -> Iterator[list[Output]]:
-    """Scores the target in each line of the file `name`. Yields an output for each line, with the target as hypothesis.
+    """Scores the targets in the lines of the file `name`.
 
+    Yields lists of outputs, with one output for each line. The only hypothesis of an output is the target.
     A line is SOURCE<tab>TARGET. For a language model, the whole line is the target.
 
     Raises:
@@ -71,7 +72,7 @@ def translate_all(translator: TextModel, lines: Iterable[str], options: SearchOp
 
 
 def read_phrases(path: str) -> list[str]:
-    """Returns the lines of a file that are not blank.
+    """Reads a file of words and phrases to avoid. Returns its lines without blank lines.
 
     Raises:
       UserError: if all lines are blank, or the file cannot be read.

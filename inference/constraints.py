@@ -58,9 +58,9 @@ def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
 
 @functools.cache
 def _kind(character: str) -> str:
-    """Returns WORD for a character of words, DIGIT for a digit, and OTHER for other characters.
+    """Returns WORD for a character that is part of words, DIGIT for a digit, and OTHER for all other characters.
 
-    Scripts without spaces have no word characters.
+    A character of a script without spaces between words is OTHER.
     """
     code = ord(character)
     if code > 0xffff or any(first <= code <= last for first, last in WITHOUT_SPACES):
@@ -80,10 +80,10 @@ class _State(NamedTuple):
     """A state of the automaton: the properties of the text so far that determine which tokens may follow.
 
     Attributes:
-      begun: the proper prefixes of phrases that are at the end of the text.
+      begun: the incomplete phrases with which the text ends.
       kind: the kind of the last character (`_kind`). A word may begin after a character of another kind.
-      ended: whether the text ends with a complete phrase. Then only a character of the same kind may follow, which
-        makes another word.
+      ended: if true, the text ends with a complete phrase. Then only a character of the same kind may follow, because
+        this character makes another word.
       pending: the first bytes of an incomplete character that a phrase may contain.
     """
     begun: frozenset[str] = frozenset()
@@ -93,7 +93,10 @@ class _State(NamedTuple):
 
 
 class _Phrases:
-    """The transitions between the automaton's states. Symbols: characters of phrases, WORD, DIGIT, OTHER and BYTES."""
+    """The transitions between the states of the automaton.
+
+    The input symbols of the automaton are the characters of the phrases, WORD, DIGIT, OTHER and BYTES.
+    """
 
     def __init__(self, phrases: Sequence[str]):
         self._phrases = {' '.join(_folded(phrase).split()) for phrase in phrases}
@@ -147,7 +150,10 @@ class _Phrases:
         return functools.reduce(lambda state, symbol: state and self.step(state, symbol), symbols, state)
 
     def states(self, continued: bool) -> tuple[list[_State], Int[np.ndarray, 'rows symbols']]:
-        """Returns all states, and a table of next states [state, symbol]. The last row is the dead state."""
+        """Returns all states, and a table of next states [state, symbol]. The last row of the table is the dead state.
+
+        If `continued` is true, the states at the end of a prompt are included.
+        """
         states, numbers, rows = [_State()], {_State(): 0}, []
 
         def number(state):
@@ -253,7 +259,11 @@ def join_words(tokenizer: Tokenizer) -> Bool[np.ndarray, ' vocab']:
 
 def _token_table(by_symbol: Int[np.ndarray, 'states symbols'],
                  written: Sequence[Sequence[int]]) -> Int[np.ndarray, 'rows vocab']:
-    """Returns the state after each token. `written` has the input symbols of each token; [] for special tokens."""
+    """Returns a table [state, token] of the next states, or DEAD for an excluded token.
+
+    `by_symbol` is the table of next states after single input symbols. `written` has the input symbols of each token;
+    a special token has no symbols.
+    """
     dead = len(by_symbol) - 1
     table = np.repeat(np.arange(dead, dtype=np.int32)[:, None], len(written), axis=1)
     lengths = np.array([len(symbols) for symbols in written])

@@ -1,11 +1,13 @@
-"""Edits of the values at places of a model, described as data. model/places.py explains places.
+"""Edits: changes of intermediate values of a model, described as data.
+
+A place is an intermediate value with a name (model/places.py). An edit has the name of a place:
 
     Edit('zero', 'decoder/layers_0/cross_attention/heads', heads=[2])
     {"edit": "zero", "place": "decoder/layers_0/cross_attention/heads", "heads": [2]}
 
 The two lines are the same edit: in Python, and in a JSON file. A JSON file contains a list of edits. The order of the
-edits has no effect. At each place, 'replace', 'mean', 'freeze' and functions are applied first, then 'scale', 'zero'
-and 'add'. Only one edit of the first group may apply to a head at a position.
+list has no effect. At each place, the edits 'replace', 'mean', 'freeze' and functions are applied first, then 'scale',
+'zero' and 'add'. For each head and position, at most one of 'replace', 'mean', 'freeze' and functions is allowed.
 """
 
 import dataclasses
@@ -35,21 +37,22 @@ Sizes = Mapping[str, int | None]  # {axis of a place: size}; None: the size depe
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """A change of the values at places.
+    """A change of the intermediate values at one or more places of a model.
 
     Attributes:
       edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`.
       place: the name of a place, or a shell pattern such as '*/self_attention/heads'.
-      by: the argument of the edit. 'zero' has none. 'scale' has a number, or numbers that broadcast to the last axes of
-        the place, such as [heads, 1] for 'heads'. 'add' has a vector (steering), or numbers that broadcast to the last
-        axes. 'mean' has numbers, texts, or the name of a split; with texts or a split, the value at every token is
-        replaced by the mean over all tokens of these texts. 'replace' has numbers [position, ...], another text, or
-        (source, target); with another text, the value is replaced by the value of that text at the same position
-        (activation patching), and positions that the other text does not have are unchanged. 'freeze', for attention
-        weights only, has 'uniform' for equal weights of all keys that a query may attend to, 'first' for weight 1 on
-        the first token, or numbers [query, key] or [head, query, key].
-      heads: numbers of heads, from 0; None: all heads.
-      positions: numbers of tokens, from 0; None: all tokens. For 'scores' and 'weights', these are the query tokens.
+      by: the argument of the edit. 'zero' takes no argument. 'scale' takes a number, or an array that broadcasts to the
+        last axes of the place, such as [heads, 1] for 'heads'. 'add' takes a vector (steering), or an array that
+        broadcasts to the last axes. 'mean' takes an array, texts, or the name of a split. With texts or a split, the
+        value at every token is replaced by the mean over all tokens of these texts. 'replace' takes an array
+        [position, ...], another text, or a pair (source, target). With another text, the value is replaced by the
+        value of that text at the same position (activation patching); values after the end of that text are unchanged.
+        'freeze' is only for attention weights. It takes 'uniform' (equal weights of all keys that a query may attend
+        to), 'first' (weight 1 on the first token), or an array [query, key] or [head, query, key].
+      heads: the indices of heads, from 0; None: all heads.
+      positions: the indices of tokens, from 0; None: all tokens. For 'scores' and 'weights', these are the query
+        tokens.
     """
     edit: str | Callable[[Array, At], Array]
     place: str
@@ -91,7 +94,7 @@ class Edit:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(self.edit):
             fields['edit'] = f'function {getattr(self.edit, "__name__", "")}'.strip()
-        if hasattr(self.by, 'source_tokens'):  # an output
+        if hasattr(self.by, 'source_tokens'):  # `by` is an output
             fields['by'] = [self.by.source, self.by.text]
         return {name: value.tolist() if hasattr(value, 'tolist') else value
                 for name, value in fields.items() if value is not None}
@@ -158,7 +161,10 @@ def check_without(heads: str, places: Mapping[str, Sizes]) -> None:
 
 
 def has_text(by: Any) -> bool:
-    """Returns whether `by`, the argument of an edit, has texts: texts, the name of a split, or an output."""
+    """Returns whether the argument `by` of an edit contains text.
+
+    Such an argument is a text, the name of a split, an output of a model, or a sequence of texts or outputs.
+    """
     return isinstance(by, str) or hasattr(by, 'source_tokens') or (
         isinstance(by, Sequence) and len(by) > 0 and has_text(by[0]))
 
@@ -182,11 +188,11 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 
 class Editor:
-    """Edits with their numbers, checked against the places of a model.
+    """Edits with their arrays, checked against the places of a model.
 
     Attributes:
       edits: the edits, in the order in which they are applied.
-      numbers: for each edit, {place: numbers}, or {} if the edit has no numbers.
+      numbers: for each edit, {place: array}, or {} if the edit has no array.
     """
 
     def __init__(self, edits: Sequence[Edit], numbers: Sequence[Mapping[str, Any]], places: Mapping[str, Sizes]):
@@ -205,7 +211,10 @@ class Editor:
                 self._matched.setdefault(name, []).append(rank)
 
     def __call__(self, numbers: Any = None) -> Callable[[str], Callable[[Array, At], Array] | None]:
-        """Returns a function from the name of a place to its edit, or to None. `numbers` replaces `self.numbers`."""
+        """Returns a function that maps the name of a place to the function that edits its value, or to None.
+
+        If `numbers` is given, it is used instead of `self.numbers`.
+        """
         numbers = self.numbers if numbers is None else numbers
 
         def edit_of(name):
@@ -224,7 +233,7 @@ def _rank(edit: Edit) -> tuple[int, str]:
 
 
 def _check(edit: Edit, numbers: Any, name: str, sizes: Sizes) -> None:
-    """Raises UserError if an edit with the given numbers (None: without numbers) cannot be applied to a place."""
+    """Raises UserError if an edit cannot be applied to the place `name`. `numbers` is its array, or None."""
     where = f'edit {edit.edit!r} at {name}' if isinstance(edit.edit, str) else f'the function at {name}'
     check_selection(where, edit.heads, edit.positions, name, sizes)
     pairs = tuple(sizes) == PAIRS
@@ -315,7 +324,7 @@ def _along(chosen: Bool[Array, '#batch n'], axis: str, axes: tuple[str, ...]) ->
 
 
 def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
-    """Returns the value after an edit, as if the edit selected all heads and positions."""
+    """Returns the value after an edit of all heads and positions. The caller then selects heads and positions."""
     numbers = None if numbers is None else jnp.asarray(numbers)
     if edit.edit == 'zero':
         return jnp.zeros_like(value)
@@ -339,7 +348,10 @@ def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
 
 
 def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
-    """Returns attention weights or scores from `numbers`. Queries beyond the shape of `numbers` keep their values."""
+    """Returns attention weights or scores with the values of `numbers`, [query, key] or [head, query, key].
+
+    Queries outside `numbers` keep their values. For the other queries, keys outside `numbers` get 0.
+    """
     numbers = numbers if numbers.ndim == 3 else numbers[None]
     _, queries, keys = numbers.shape
     assert at.keys is not None, 'weights have keys'

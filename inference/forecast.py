@@ -1,4 +1,4 @@
-"""Forecasts of time series, and their scores beside the naive forecasts."""
+"""Forecasts time series, and compares the errors with the errors of naive forecasts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +45,10 @@ class Forecaster(Predictor):
 
     @override
     def arguments(self, raw: Num[np.ndarray, 'examples context channels']) -> dict[str, np.ndarray]:
-        """Returns the arguments of the model for contexts. 'following' is the forecast, in standardised units."""
+        """Returns the arguments of the module for the contexts `raw`.
+
+        The argument 'following' is the forecast of the model for the steps after the context, in standardised units.
+        """
         arguments = super().arguments(raw)
         return arguments | {'following': process_allgather(
             self._decode(self.params, arguments['inputs']), tiled=True)}
@@ -103,7 +106,7 @@ class Forecaster(Predictor):
                 'by_step': by_step}, [header, *rows]
 
     def _forecasts(self, data: SeriesData, split: str, batch_size: int) -> tuple[Steps, Prediction]:
-        """Returns the forecasts of the windows of a split, and the first of them as a prediction."""
+        """Returns the forecasts for the windows of a split, and the first forecast as a Prediction."""
         predictions = self.answer_raw(data.arrays.inputs(split), batch_size)
         return predictions.outputs.reshape(len(predictions), self.horizon, -1), predictions[0]
 
@@ -114,7 +117,7 @@ class Forecaster(Predictor):
 
 def naive_forecasts(contexts: Num[np.ndarray, 'windows context channels'], horizon: int,
                     season: int) -> Mapping[str, Steps]:
-    """Returns the naive forecast, which repeats the last value, and the forecast that repeats the last season."""
+    """Returns two forecasts: 'naive' repeats the last value, and 'seasonal_naive' repeats the last season."""
     def repeated(period: int) -> Steps:
         steps = contexts.shape[1] - period + np.arange(horizon) % period
         return contexts[:, steps].astype(np.float64)
@@ -125,8 +128,9 @@ def forecast_scores(forecasts: Steps, targets: Steps, scale: Float[np.ndarray, '
                     ) -> dict[str, float]:
     """Returns the errors of forecasts, as means over all windows, steps and channels.
 
-    The scaled error divides the absolute error by `scale` (`SeriesWindows.naive_errors`), so that it has no unit. It is
-    missing if a scale is 0. The squared error and the absolute error are in the unit of the series.
+    The scaled error is the absolute error divided by `scale` (`SeriesWindows.naive_errors`), so it has no unit. If a
+    scale is 0, the result has no scaled error. The root mean squared error and the absolute error are in the unit of
+    the series.
     """
     error = np.abs(forecasts.astype(np.float64) - targets)
     scores = {'root_mean_squared_error': float(np.mean(error ** 2) ** 0.5), 'mean_absolute_error': float(error.mean())}

@@ -131,7 +131,7 @@ class Generator(SearchModel):
         tokens = [self.tokenizers['target'].encode(text) for text in texts]
         kept = max(1, self.context // 2)
         size = kept + self.stride
-        windows, origins = [], []  # for each window: (its text, number of its targets that an earlier window scores)
+        windows, origins = [], []  # for each window: (index of the text, number of targets that are already scored)
         for row, text_tokens in enumerate(tokens):
             whole, done = [BOS, *text_tokens, EOS], 1
             while done < len(whole):
@@ -158,7 +158,7 @@ class Generator(SearchModel):
 
     def score(self, data: DocumentData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-        """Returns the cross-entropy of a whole split, which is read window by window, and sample texts."""
+        """Returns the scores of a whole split, and sample texts. The split is read window by window."""
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
         plan, unknown = data.plan(split), 0
@@ -199,12 +199,19 @@ class Generator(SearchModel):
 
     @property
     def opening(self) -> str:
-        """The prompt for a text from scratch: '' (the beginning of a document), or a line feed (of a line)."""
+        """The prompt for a new text.
+
+        If the model was trained on whole documents, '' is the beginning of a document. Otherwise, a line feed makes the
+        text begin with a new line.
+        """
         return '' if self.whole_documents else '\n'
 
     @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Returns {'encoder': [layer, head, t, s]} for prompt and best continuation, truncated to one window."""
+        """Returns {'encoder': [layer, head, t, s]}, the attention between the tokens of prompt and best continuation.
+
+        The tokens are truncated to one window.
+        """
         tokens = self._shown(output)
         weights = attention_weights(self._attention(self.params, {'tokens': self._padded([tokens])}))
         return {kind: array[:, 0, :, :len(tokens), :len(tokens)] for kind, array in weights.items()}
@@ -227,7 +234,10 @@ class Generator(SearchModel):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]
 
     def _begin(self, prompt: str, number: int, room: int, kept: int) -> tuple[list[int], str]:
-        """Returns the tokens and the text of a prompt; with more than `room` tokens, the last `kept` tokens and ''."""
+        """Returns the tokens and the text of a prompt.
+
+        If the prompt has more than `room` tokens, logs a warning and returns the last `kept` tokens and ''.
+        """
         length, first, last = self._ends(prompt, room)
         start = [BOS] if self.whole_documents or not length else []
         if len(start) + length <= room:

@@ -37,7 +37,7 @@ _LISTED = weakref.WeakKeyDictionary()  # {module: its places}, because the searc
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """The values at a place for one text.
+    """The value at one place of a model, for one text or example.
 
     Attributes:
       name: the name of the place.
@@ -63,7 +63,7 @@ class Inspected(dict[str, Values]):
     """The captured values for one text: a dict from the name of a place to its `Values`."""
 
     def stacked(self, pattern: str) -> Values:
-        """Stacks the values of all places that match a pattern, one place for each layer.
+        """Stacks the values of all places that match a pattern. The pattern must match one place in each layer.
 
         The first axis of the result is 'layer'.
         """
@@ -72,7 +72,7 @@ class Inspected(dict[str, Values]):
 
 
 def list_places(model: Answerer) -> dict[str, Sizes]:
-    """Returns {name: {axis: size}} of all places. A size is None if it depends on the text.
+    """Returns the shapes of the values at all places, {place: {axis: size}}. A size is None if it depends on the text.
 
     The parameters of the model may be {}, because only shapes are computed.
     """
@@ -89,7 +89,7 @@ def list_places(model: Answerer) -> dict[str, Sizes]:
 
 
 def places_of(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, Sizes]:
-    """Returns {name: {axis: size}} of the places of a module that gets `inputs`. `params` may be {}."""
+    """Returns {place: {axis: size}} for a module with the arguments `inputs`. `params` may be {}."""
     apply = observing(module.apply, read=lambda name: True)
     params = params or nn.unbox(jax.eval_shape(module.init, jax.random.key(0), **inputs))['params']
     _, shapes = jax.eval_shape(lambda params, inputs: apply({'params': params}, **inputs), params, inputs)
@@ -135,14 +135,19 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
 
 @functools.lru_cache(maxsize=16)  # so that a call with the same places compiles nothing
 def _program(module: Any, names: tuple[str, ...]) -> Callable[[Any, Mapping[str, Any]], dict[str, Array]]:
-    """Returns the compiled function from parameters and inputs to the values at places."""
+    """Returns a compiled function (parameters, arguments of the module) -> {place: value}."""
     apply = observing(module.apply, read=set(names).__contains__)
     return jax.jit(lambda params, inputs: apply({'params': params}, **inputs)[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """The arguments of the module for one text, by name, and the pieces of each argument; {} for images and series."""
+    """The arguments of the module for one text or example.
+
+    Attributes:
+      inputs: {name of the argument: value}.
+      pieces: {name of the argument: pieces of text}; {} for images and series.
+    """
     inputs: Mapping[str, Any]
     pieces: Mapping[str, list[str]]
 
@@ -151,7 +156,7 @@ class _Row:
         return max(map(len, self.inputs.values()))
 
     def side(self, name: str, axis: str) -> str:
-        """Returns the name of the text whose tokens are the entries of an axis of a place."""
+        """Returns the name of the argument whose tokens belong to the axis `axis` of the value at the place `name`."""
         return argument_of(name, axis, list(self.inputs))
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
@@ -193,7 +198,7 @@ def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOpt
 
 
 def _unscored(source: str, source_tokens: list[int], text: str, tokens: list[int]) -> Output:
-    """Returns a given text as an output. Its log-probability is not computed, because no place needs it."""
+    """Returns a text as an output with the log-probability 0. The true log-probability is not needed here."""
     return Output(source, source_tokens, [Hypothesis(text, tokens, 0.0, 0.0)])
 
 
@@ -219,9 +224,10 @@ def _check_size(rows: Sequence[_Row], names: Sequence[str], listed: Mapping[str,
 
 def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: SearchOptions,
              split: Any = None) -> dict[str, Any]:
-    """Returns the numbers of an edit at each of its places. If the edit has texts, computes the numbers from the texts.
+    """Returns the array of an edit for each of its places, {place: array}, or {} if the edit has no array.
 
-    `split` is a function that takes the name of a split and returns the texts of this split.
+    If the edit has texts, the arrays are computed from the values of these texts. `split` is a function that takes the
+    name of a split and returns the texts of this split.
 
     Raises:
       UserError: if no place matches, or the values of the texts are too large.

@@ -44,15 +44,15 @@ class Predictor:
             lambda params, arguments: module.apply({'params': params}, **arguments, mutable=['attention'])[1])
 
     def example_arguments(self) -> dict[str, Any]:
-        """Returns arguments of the module that are 0, for one example."""
+        """Returns the arguments of the module for one example. All numbers are 0."""
         return {'inputs': jnp.zeros((1, *self.shape))}
 
     def arguments(self, raw: Num[np.ndarray, 'examples *space channels']) -> dict[str, np.ndarray]:
-        """Returns the arguments of the module for raw inputs that `InputFormat.prepare` has returned."""
+        """Returns the arguments of the module, {name: array}, for a result `raw` of `InputFormat.prepare`."""
         return self.form.arguments(raw)
 
     def seen(self, prediction: Prediction) -> Num[np.ndarray, '*space channels']:
-        """Returns the raw values whose patches are the tokens of `attention`."""
+        """Returns the raw values that the model has read. Their patches are the tokens of the attention weights."""
         return prediction.example
 
     def predict(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
@@ -65,9 +65,9 @@ class Predictor:
           where: the name of the inputs in messages.
 
         Raises:
-          UserError: if the inputs have another shape or type, are not finite, or are too far from the training inputs
-            to be computed, or if `batch_size` is not allowed. Also if images have another encoding than the training
-            images, and cannot be converted exactly (`InputFormat.prepare`).
+          UserError: if the inputs have another shape or type, are not finite, or are too far from the training inputs.
+            Also if `batch_size` is not allowed, or if images have another encoding than the training images and cannot
+            be converted exactly (`InputFormat.prepare`).
         """
         return self.answer(inputs, batch_size, where).outputs
 
@@ -78,7 +78,9 @@ class Predictor:
 
     def answer_raw(self, inputs: Num[np.ndarray, 'examples *space channels'], batch_size: int | np.integer = 64,
                    names: Sequence[str] = ()) -> Predictions:
-        """Returns the predictions for inputs that `InputFormat.prepare` or the data has returned, named `names`.
+        """Returns the predictions for raw inputs from `InputFormat.prepare` or from the data of the run.
+
+        `names` are the names of the inputs.
 
         Raises:
           UserError: if `batch_size` is not allowed.
@@ -100,19 +102,22 @@ class Predictor:
 
     def attention(self, example: Prediction | Num[np.ndarray, '*space channels']
                   ) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Returns {'encoder': attention weights between the patches of one raw input}. A class token is first."""
+        """Returns {'encoder': attention weights between the patches of one raw input}.
+
+        If the model has a class token, this token comes before the patches.
+        """
         inputs = example.example if isinstance(example, Prediction) else example
         weights = attention_weights(self._attention(self.params, self.arguments(inputs[None])))
         return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns the prediction for the first example and its attention weights. `sums` already has the metrics."""
+        """Returns the prediction for the first example and its attention weights. The metrics are already in `sums`."""
         [answer] = self.answer_raw(data.arrays.inputs('validation')[:1], batch_size=1)
         return Evaluation({}, answer=answer, weights=self.attention(answer))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
-        """Returns the scores of a split, and the prediction for each example."""
+        """Returns the scores of a split, and a table with the prediction for each example."""
         targets, predictions = data.arrays.targets(split), self.answer_raw(
             data.arrays.inputs(split), options.batch_size)
         outputs = predictions.outputs

@@ -19,7 +19,7 @@ class Prediction:
     Attributes:
       example: the raw input.
       output: log-probabilities of the classes, or values in the units of the targets.
-      form: the input format of the run, which also has the names of classes and values.
+      form: the input format of the run. It contains the names of classes and values.
       name: the name of the file or of the series, or ''.
     """
     example: Num[np.ndarray, '*space channels']
@@ -63,7 +63,7 @@ class Prediction:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The class and its probability, or the values, as text."""
+        """The cells of this prediction in a table: the class and its probability, or the predicted values."""
         if self.form.classes is None:
             return tuple(f'{value:.6g}' for value in self.output)
         return self.label, f'{self.probability:.4f}'
@@ -83,7 +83,7 @@ class Predictions(Sequence[Prediction]):
     Attributes:
       inputs: the raw inputs, in the encoding of the training inputs.
       outputs: log-probabilities of the classes, or values in the units of the targets.
-      form: the input format of the run, which also has the names of classes and values.
+      form: the input format of the run. It contains the names of classes and values.
       names: the names of the files or series; '' for inputs without names.
     """
     inputs: Num[np.ndarray, 'examples *space channels']

@@ -16,12 +16,13 @@ SHOWN = 10  # maximum number of unknown characters in a message
 
 
 class Report:
-    """Statistics of all inputs and outputs of a model. They are logged at the end of the input.
+    """Statistics of all inputs and outputs of a model. `write` logs the statistics at the end of the input.
 
     Attributes:
       model: the model.
       unit: the name of an input in messages: 'line', 'document' or 'text'.
-      scored: whether the outputs are given texts, which a language model has scored.
+      scored: if true, the outputs are texts from the input, and a language model has scored these texts. If false, the
+        model has written the outputs.
     """
 
     def __init__(self, model: TextModel, unit: str, *, scored: bool):
@@ -45,7 +46,7 @@ class Report:
                 self._changed += self.model.tokenizers['target'].decode(hypothesis.tokens) != hypothesis.text
 
     def scores(self, output: Output) -> dict[str, Any]:
-        """Returns the scores of one text, with the sizes of the text and of the windows."""
+        """Returns the scores of one text, its numbers of bytes and characters, and the window and the stride."""
         assert isinstance(self.model, Generator), 'only texts of language models have bits per byte'
         sizes = _sizes(output)
         return text_scores(output.hypotheses[0].log_prob, **sizes) | {
@@ -103,7 +104,7 @@ def note_unknown(model: TextModel, outputs: Sequence[Output], unit: str = 'text'
 
 
 def _sizes(output: Output) -> dict[str, int]:
-    """Returns the sizes of a scored text. Tokens include the end token."""
+    """Returns the numbers of bytes, characters and tokens of a scored text. The tokens include the end token."""
     hypothesis = output.hypotheses[0]
     return {'bytes': len(hypothesis.text.encode()), 'characters': len(hypothesis.text),
             'tokens': len(hypothesis.tokens) + 1}

@@ -69,8 +69,8 @@ def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mappi
     """Returns a module that applies the edits of config.train.edits in each pass. Without edits, returns `module`.
 
     Raises:
-      UserError: if an edit or a place does not exist, or an edit needs values of texts, which cannot be computed
-        before the training.
+      UserError: if an edit or a place does not exist. Also if an edit needs values that the model computes from texts,
+        because this is not possible before the training.
     """
     if not config.train.edits:
         return module
@@ -92,7 +92,7 @@ def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
 def check_places(config: ConfigDict) -> None:
     """Checks the places in config.train.edits and config.track.places, before a run directory is created.
 
-    Reads no data: the names of places do not depend on the data.
+    The names of places do not depend on the data. So this function reads no data.
 
     Raises:
       UserError: if an edit or a place does not exist.
@@ -135,8 +135,8 @@ class Run:
       workdirs: the run directories.
       workdir: the first run directory.
       config: the resolved config of the first run, with the dtype of `load`.
-      checkpoint: the steps of the checkpoints whose mean is the parameters; usually one step. For an ensemble, a list
-        of steps for each run.
+      checkpoint: a list with the step of the loaded checkpoint. If several checkpoints are averaged, the list has the
+        step of each. For an ensemble, there is such a list for each run.
       model: a Translator, Generator or Predictor, with the module and its parameters.
       options: the search options of the config.
       edits: the edits of the model (see `edited`), beginning with config.train.edits.
@@ -204,7 +204,7 @@ class Run:
         return model.answer(inputs, batch_size)
 
     def forced(self, examples: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
-        """Scores translations or texts: returns them as outputs with their log-probabilities under the model.
+        """Scores existing translations or texts. Returns an output for each example, with its log-probability.
 
         Args:
           examples: pairs (source, target); for a language model, texts.
@@ -214,7 +214,10 @@ class Run:
         return self._noted(model.forced_all(examples, options or self.options))
 
     def places(self) -> dict[str, Sizes]:
-        """Returns {name: {axis: size}} of all places. A size is None if it depends on the text."""
+        """Returns the shapes of the values at all places: {place: {axis: size or None}}.
+
+        A size is None if it depends on the text.
+        """
         return list_places(self._plain)
 
     def inspect(self, inputs: Sequence[Any] | np.ndarray, places: str | Sequence[str],
@@ -232,7 +235,8 @@ class Run:
           edits: objects of class `inference.edits.Edit`, or dicts with the fields of this class.
 
         Raises:
-          UserError: if an edit or a place does not exist, numbers have a wrong shape, or two edits replace one value.
+          UserError: if an edit or a place does not exist, if an array has a wrong shape, or if two edits replace the
+            same value.
         """
         new = [edit if isinstance(edit, Edit) else Edit.of(edit) for edit in edits]
         places, run = self.places(), copy.copy(self)

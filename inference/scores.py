@@ -1,7 +1,7 @@
 """Scores of translations, language models, classifications and regressions, and the table of answers.
 
-sacreBLEU computes BLEU, chrF and TER (Post 2018, arXiv:1804.08771). Each of these scores has a signature, which shows
-whether two scores can be compared.
+sacreBLEU computes BLEU, chrF and TER (Post 2018, arXiv:1804.08771). Each of these scores has a signature. Two scores
+can be compared if their signatures are equal.
 """
 
 import math
@@ -25,8 +25,8 @@ ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters tha
 class Evaluation(NamedTuple):
     """The results of an evaluation during training, apart from the loss.
 
-    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer, which are empty for a
-    model without attention. `statistics` are metrics that are not printed (config.track.places).
+    `answer` is an Output or a Prediction. `weights` are the attention weights for this answer. For a model without
+    attention, `weights` is empty. `statistics` are metrics that are not printed (config.track.places).
     """
     metrics: dict[str, float]
     samples: str = ''
@@ -38,10 +38,10 @@ class Evaluation(NamedTuple):
 def translation_metrics(language: str | None) -> dict[str, Any]:
     """Returns {name of the score: metric of sacreBLEU}. Without a language, returns only the metrics that are fast.
 
-    'bleu' is cased and detokenised (13a). 'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens, and
-    'bleu_lowercased_moses' is BLEU over lowercased Moses tokens of `language`, which papers on Multi30k report (see
-    inference/moses.py). These three scores cannot be compared with each other. 'ter' is an error rate: lower is
-    better.
+    'bleu' is cased and detokenised (13a). 'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens.
+    'bleu_lowercased_moses' is BLEU over lowercased Moses tokens of `language`. Papers on Multi30k report this score
+    (see inference/moses.py). These three scores cannot be compared with each other. 'ter' is an error rate, so a lower
+    score is better.
     """
     from sacrebleu.metrics.bleu import BLEU  # imported here, because the import is slow
 
@@ -57,7 +57,10 @@ def translation_metrics(language: str | None) -> dict[str, Any]:
 
 
 def corpus_scores(outputs: Sequence[str], references: Sequence[str], language: str | None = None) -> dict[str, Any]:
-    """Returns the scores of `translation_metrics` with signatures, and the share of outputs equal to the reference."""
+    """Returns the scores of `translation_metrics` with their signatures.
+
+    Also returns 'n', the number of outputs, and 'exact_match', the share of outputs that equal their reference.
+    """
     scores = {'n': len(outputs), 'exact_match': sum(map(str.__eq__, outputs, references)) / len(outputs)}
     for name, metric in translation_metrics(language).items():
         scores |= {name: metric.corpus_score(outputs, [references]).score,
@@ -113,11 +116,11 @@ def compare_translations(outputs: Sequence[str], other_outputs: Sequence[str], r
 
 
 def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Reads the translations of the same sentences by another run from the results of that run.
+    """Reads the translations of the sentences `pairs` by another run, from the results folder of that run.
 
     Args:
       workdir: the directory of the other run.
-      split: the name of the results in this run; in the other run, the name may differ.
+      split: the name of the split in this run. The name in the other run may differ.
       pairs: the sources and the references.
 
     Raises:
@@ -145,7 +148,7 @@ def _resampling(signature: Any) -> str:
 
 
 def bits_per_character(nll: float, characters: int) -> float:
-    """Returns the cross-entropy of a whole text, in nats, converted to bits per character.
+    """Converts `nll`, the cross-entropy of a whole text in nats, to bits per character.
 
     `nll` includes end tokens. Models with different vocabularies can be compared by this value.
     """
@@ -153,10 +156,11 @@ def bits_per_character(nll: float, characters: int) -> float:
 
 
 def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> dict[str, float | None]:
-    """Returns the perplexity per token, and the bits per character and per byte of texts; None for empty texts.
+    """Returns the perplexity per token, the bits per character and the bits per byte of texts.
 
-    Bits per byte (of UTF-8) can be compared between tokenizers, because every byte is counted once. The perplexity can
-    be compared only between models with the same vocabulary.
+    If the texts are empty, the bits per character and per byte are None. Bits per byte (of UTF-8) can be compared
+    between tokenizers, because every byte is counted once. The perplexity can be compared only between models with the
+    same vocabulary.
 
     Args:
       log_prob: the log-probability of all tokens, in nats.
@@ -193,10 +197,10 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
 
 def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Float[np.ndarray, 'examples values'],
                       names: Sequence[str]) -> dict[str, Any]:
-    """Returns the errors of each target in its unit, and the means over the targets, as scikit-learn computes them.
+    """Returns the errors of each target in its unit, and their means over the targets, as in scikit-learn.
 
-    R^2 is 1 - (mean squared error) / (variance of the target). It is missing for a target whose variance is 0.
-    'targets' has the scores of each target by name, if there are several.
+    R^2 is 1 - (mean squared error) / (variance of the target). A target with a variance of 0 has no R^2. If there are
+    several targets, 'targets' has the scores of each target by name.
     """
     values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares may exceed float32
     error, by_target = values - targets, {}

@@ -3,8 +3,8 @@
 A search takes the `decode_step(tokens [batch, beam], cache) -> logits [batch, beam, vocab], cache` of any model, and
 an empty cache for its hypotheses. `start` [batch] is the token that the model reads first: the start token of a
 translation, or the last token of a prompt. `limits` [batch] is the maximum number of tokens of each sentence. An output
-that reaches its limit is completed in one of two ways: its last token is forced to be the end token (a translation), or
-it has no end token (`cut`, a continuation).
+that reaches its limit is completed in one of two ways. If `cut` is false (a translation), the last token is forced to
+be the end token. If `cut` is true (a continuation), the output stops without an end token.
 
 An output may be required to begin with a prefix, and an automaton may exclude tokens (`Follow`; words to avoid,
 inference/constraints.py). Without prefix and automaton, a step has no operations for these features.
@@ -71,9 +71,9 @@ class Follow(NamedTuple):
         automaton.
       ends: int, the number of states in which an output may end. These states have the lowest numbers.
       new_word: bool [vocab], the tokens that begin a word; required if a prefix has NEW_WORD.
-      joins: bool [vocab], the tokens that begin with a letter or a digit, so that they continue a word. With this
-        mask, no such token may follow where the most probable token would begin and complete a word to avoid.
-        Otherwise a search would often append a few letters to the previous word.
+      joins: bool [vocab], the tokens that begin with a letter or a digit, so that they continue a word. If the most
+        probable token would begin and complete a word to avoid, the tokens of this mask are excluded, too. Otherwise a
+        search would often append a few letters to the previous word.
     """
     table: Any = None
     ends: Any = None
@@ -87,7 +87,7 @@ def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array,
 
 
 def _wanted(state, vocabulary):
-    """Returns the entry of each prefix at this step [batch]: a token, NEW_WORD or padding."""
+    """Returns an array [batch] with the entry of each prefix for this step: a token, NEW_WORD or padding."""
     return jnp.take(state.prefixes, state.step, axis=1, mode='fill', fill_value=vocabulary.pad)
 
 
@@ -117,8 +117,8 @@ def _next_places(places, token, follow):
 def _best(logits, count, state, vocabulary, cut, follow):
     """Returns the `count` most probable allowed tokens, and their log-probabilities (IMPOSSIBLE for missing tokens).
 
-    Padding, the start token and the vocabulary's `others` are never allowed. At the limit, only the end token is
-    allowed, unless `cut`. Within a prefix, only the token of the prefix is allowed.
+    Padding, the start token and the vocabulary's `others` are never allowed. If `cut` is false, only the end token is
+    allowed at the limit. Within a prefix, only the token of the prefix is allowed.
     """
     excluded = _excluded(logits, state, vocabulary, cut, follow)
     if excluded is None:
@@ -175,10 +175,11 @@ class Sample:
 
     Attributes:
       vocabulary: the special tokens.
-      max_length: the maximum number of steps; no sentence has a greater limit.
+      max_length: the maximum number of steps. The limit of each sentence must be at most this number.
       num_samples: the number of outputs for each sentence.
       alpha: the exponent of the length penalty. Outputs are ranked by log-probability / length_penalty.
-      cut: whether an output that reaches its limit has no end token. If false, the end token is forced.
+      cut: if true, an output that reaches its limit stops without an end token. If false, its last token is forced to
+        be the end token.
       temperature: the divisor of the logits.
       top_k: the number of most probable tokens from which a token is drawn (0: all).
       top_p: a probability, applied after top_k. A token is drawn from the smallest set of most probable tokens whose
@@ -196,7 +197,11 @@ class Sample:
     def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
               keys: Key[Array, ' batch'] | None = None, *, prefixes: Int[Array, 'batch length'] | None = None,
               places: Int[Array, ' batch'] | None = None) -> SampleState:
-        """Returns the first state. `prefixes` are padded. `places` are initial states of an automaton (`Follow`)."""
+        """Returns the state before the first step.
+
+        `prefixes` are the tokens with which the outputs must begin, padded to the same length. `places` are the initial
+        states of the automaton in `Follow.table`.
+        """
         shape = limits.shape[0], self.num_samples
         return SampleState(step=jnp.zeros((), jnp.int32), limits=limits, keys=keys,
                            last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
@@ -286,19 +291,20 @@ class Beam:
 
     Hypotheses that end, or reach their limit, move from the beam to the list of ended hypotheses. So a beam of 1 is
     greedy search, and a beam that holds all hypotheses is exhaustive search. The search for a sentence stops when no
-    alive hypothesis can become one of the n best. The bound for the score of an alive hypothesis is its current
-    log-probability, which can only decrease, divided by the penalty of the maximum length. With `patience`, the search
-    also stops when round(beam * patience) hypotheses have ended (Kasai et al. 2022, arXiv:2204.05424).
+    alive hypothesis can become one of the n best. A log-probability can only decrease. So the score of an alive
+    hypothesis is at most its current log-probability divided by the length penalty at the limit. With `patience`, the
+    search also stops when enough hypotheses have ended (Kasai et al. 2022, arXiv:2204.05424).
 
     Attributes:
       vocabulary: the special tokens.
-      max_length: the maximum number of steps; no sentence has a greater limit.
+      max_length: the maximum number of steps. The limit of each sentence must be at most this number.
       beam: the number of hypotheses of a sentence that are alive at a time.
       alpha: the exponent of the length penalty: the score is log-probability / length_penalty.
       n_best: the number of hypotheses to return.
-      patience: the number of ended hypotheses at which the search stops, divided by `beam`, but at least n_best
-        hypotheses; 0: no such limit.
-      cut: whether a hypothesis that reaches its limit has no end token. If false, the end token is forced.
+      patience: the search for a sentence stops when max(n_best, round(beam * patience)) of its hypotheses have ended.
+        With 0, the search does not stop because of this number.
+      cut: if true, a hypothesis that reaches its limit stops without an end token. If false, its last token is forced
+        to be the end token.
     """
     vocabulary: Vocabulary
     max_length: int
@@ -311,7 +317,10 @@ class Beam:
     def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
               prefixes: Int[Array, 'batch length'] | None = None,
               places: Int[Array, ' batch'] | None = None) -> BeamState:
-        """Returns the first state: one empty hypothesis, which has ended if the limit is 0. See `Sample.begin`."""
+        """Returns the state before the first step: one empty hypothesis for each sentence.
+
+        If the limit of a sentence is 0, its empty hypothesis has already ended. `Sample.begin` explains the arguments.
+        """
         shape = limits.shape[0], self.beam
         no_scores = jnp.full(shape, IMPOSSIBLE)
         empty = jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32)
@@ -324,7 +333,7 @@ class Beam:
                      ended_count=ends.astype(jnp.int32), cache=cache, prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: BeamState) -> Bool[Array, ' batch']:
-        """Returns a mask of the sentences that have a hypothesis that may still become one of the n best."""
+        """Returns a mask of the open sentences: an alive hypothesis may still become one of the n best."""
         best_alive = state.alive_scores.max(axis=1)
         attainable = best_alive / length_penalty(state.limits, max(self.alpha, 0.0))
         attainable = jnp.where(best_alive > IMPOSSIBLE, attainable, IMPOSSIBLE)
@@ -352,7 +361,7 @@ class Beam:
         sequences = state.alive_tokens[rows, parent].at[:, :, state.step].set(token)
         ends = (token == self.vocabulary.eos) | (state.step >= state.limits - 1)[:, None]
         ends &= scores > IMPOSSIBLE
-        if self.patience:  # a finished sentence may stay in the batch for some steps, which must not change its result
+        if self.patience:  # further steps must not change the result of a finished sentence
             ends &= self.open(state)[:, None]
 
         new_scores = jnp.where(ends, scores / length_penalty(state.step + 1, self.alpha), IMPOSSIBLE)
@@ -369,7 +378,8 @@ class Beam:
     def _with_free(self, candidates, scores, index, tokens, state, follow):
         """Replaces the worst of the selected candidates if all of them end with a word to avoid.
 
-        The next step drops such hypotheses (`_given_up`), so another hypothesis must remain.
+        The next step drops such hypotheses (`_given_up`). So the replacement is the best candidate that does not end
+        with a word to avoid.
         """
         free = jnp.where(follow.table[state.places[..., None], tokens] < follow.ends, candidates, IMPOSSIBLE)
         free = free.reshape(len(index), -1)
@@ -379,11 +389,11 @@ class Beam:
         return jnp.take_along_axis(candidates.reshape(free.shape), index, axis=1), index
 
     def _given_up(self, logits, best, state, follow):
-        """Returns a mask [batch, beam] of hypotheses to drop, because the model would next end a word to avoid.
+        """Returns a mask [batch, beam] of hypotheses to drop. Their text ends with the letters of a word to avoid.
 
-        After the last letter of a word to avoid, only a letter may follow. But the most probable token of these
-        hypotheses is excluded, so a letter would make a word that does not exist. If a sentence has no other
-        hypotheses, its masked hypotheses are kept.
+        After these letters, only another letter may follow. But the most probable token would end the word, and is
+        excluded. Another letter would often make a word that does not exist, so the hypothesis is dropped. If a
+        sentence has no other alive or ended hypothesis, its hypotheses are kept.
         """
         alive = state.alive_scores > IMPOSSIBLE
         most_probable = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0] >= logits.max(axis=-1)

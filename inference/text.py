@@ -44,10 +44,11 @@ class Hypothesis:
     Attributes:
       text: the decoded tokens.
       tokens: the tokens, without the end token.
-      log_prob: the model's log-probability of the tokens and, if `ended`, of the end token. It equals the result of
-        teacher forcing.
-      score: log_prob / ((5 + length) / 6)^alpha, where length counts the same tokens. Hypotheses are ranked by score.
-      ended: whether an end token follows. A continuation that reached its length limit has no end token.
+      log_prob: the model's log-probability of the tokens and, if `ended` is true, of the end token. Teacher forcing
+        gives the same number.
+      score: log_prob / ((5 + length) / 6)^alpha. `length` is the number of tokens whose log-probabilities are in
+        `log_prob`. Hypotheses are ranked by score.
+      ended: whether an end token follows the tokens. A continuation that reached its length limit has no end token.
     """
     text: str
     tokens: list[int]
@@ -147,13 +148,13 @@ class TextModel(abc.ABC):
     """A model that writes text, with its parameters and tokenizers.
 
     Attributes:
-      module: a module that reads tokens and has a length_limit.
+      module: a module that reads tokens and has the attribute length_limit.
       params: the parameters of the module.
       tokenizers: {'source': tokenizer of the input, 'target': tokenizer of the output}.
       multiline: whether an output may have several lines.
       unpredicted: the number of tokens at the beginning of a text that the model does not predict.
         `token_probabilities` begins after these tokens.
-      titles: {kind of `attention`: (name of the queries, name of the keys)}.
+      titles: {kind of attention, such as 'cross': (name of the queries, name of the keys)}.
       name: the name of the run, for messages.
     """
 
@@ -175,9 +176,9 @@ class TextModel(abc.ABC):
 
     def respond_all(self, lines: Iterable[str], options: SearchOptions,
                     respond: Callable[..., list[Output]] | None = None) -> Iterator[list[Output]]:
-        """Yields lists of outputs, one output for each line, in order. Lines are read in chunks, when they are needed.
+        """Reads lines in chunks, and yields a list of outputs for each chunk, with one output for each line, in order.
 
-        `respond` replaces `self.respond`.
+        A chunk is read when its outputs are requested. If `respond` is given, it is called instead of `self.respond`.
         """
         remaining, first = iter(lines), 0
         while chunk := _chunk(remaining, CHUNK * options.batch_size):
@@ -194,7 +195,7 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
-        """Returns {kind of `attention`: (pieces of the queries, pieces of the keys)}."""
+        """Returns the pieces of text along the axes of the attention: {kind: (pieces of queries, pieces of keys)}."""
 
     @abc.abstractmethod
     def text_names(self, output: Output) -> tuple[str, str]:
@@ -205,7 +206,10 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
-        """Returns the module's arguments by name for the best hypothesis, and the tokens that its outputs predict."""
+        """Returns the tokens that the module reads for the best hypothesis, and the tokens that it must predict.
+
+        The first result is {name of an argument of the module: tokens}. The second result is a list of target tokens.
+        """
 
     def token_probabilities(self, output: Output, top: int = 5) -> list[TokenProbability]:
         """Returns the probability of each token of the best hypothesis, given the tokens before it (teacher forcing).
@@ -213,7 +217,7 @@ class TextModel(abc.ABC):
         Args:
           output: an output of the model. For a translation, the result has an entry for each token of the translation
             and for the end token. For a language model, it has an entry for each token of the prompt and the
-            continuation except the first token. If these are longer than one window, they are truncated.
+            continuation except the first token. Prompt and continuation are truncated to one window.
           top: the maximum number of alternatives to each token.
         """
         read, written = self._read_and_written(output)
@@ -229,7 +233,10 @@ class TextModel(abc.ABC):
         return result
 
     def _ends(self, text: str, count: int, side: str = 'source') -> tuple[int, list[int], list[int]]:
-        """Returns the number of tokens of a text, its first `count` tokens and its last `count`, in bounded memory."""
+        """Returns the number of tokens of a text, its first `count` tokens and its last `count` tokens.
+
+        The text is encoded in parts, so that a long text needs little memory.
+        """
         length, first, last = 0, [], collections.deque(maxlen=count)
         for part in self.tokenizers[side].encode_parts(text):
             length += len(part)
@@ -254,7 +261,10 @@ class TextModel(abc.ABC):
         return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], best, best_probabilities
 
     def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
-        """Returns an array of at least `count` rows, padded to a multiple of LENGTHS if the model can read so many."""
+        """Returns lists of tokens as an array with at least `count` rows. Missing tokens are PAD.
+
+        The length is the next multiple of LENGTHS, or the maximum length of the model if this is smaller.
+        """
         longest = max(1, *map(len, rows))
         length = max(longest, min(-(-longest // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
         padded = np.full((max(count, len(rows)), length), PAD, np.int32)
@@ -268,7 +278,7 @@ class SearchModel(TextModel):
 
     Attributes:
       cut: if true, an output that reaches its length limit stops without an end token. If false, an end token is added.
-      distribute: puts the arrays of a search on the devices of the parameters.
+      distribute: a function that puts the arrays of a search on the devices of the parameters.
     """
 
     cut = False
@@ -326,11 +336,11 @@ class SearchModel(TextModel):
              begins: Sequence[Begin] | None = None) -> search.Hypotheses:
         """Returns the hypotheses for at most options.batch_size tokenised sources, as NumPy arrays.
 
-        Random samples for a source depend on the seed, the number of the source and `draw`, not on the other sources.
-        `limits` are the maximum numbers of new tokens; by default, `options` determine them. `begins` are the required
-        beginnings of the outputs.
+        Random samples for a source depend on the seed, on the number of the source in `numbers` and on `draw`, not on
+        the other sources. `limits` has the maximum number of new tokens for each source. By default, `options`
+        determine these numbers. `begins` are the required beginnings of the outputs.
         """
-        # The number of rows is that of a full batch or a power of two, so that few shapes are compiled.
+        # The number of rows is the size of a full batch or a power of two, so that few shapes are compiled.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
         inputs = [self._search_input(tokens, options) for tokens in sources]
         source = self._padded([single.encoded for single in inputs], rows)

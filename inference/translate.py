@@ -43,7 +43,10 @@ TokenPair = tuple[Sequence[int], Sequence[int]]  # the tokens of a source and a 
 
 
 def note_on_case(config: ConfigDict) -> dict[str, str]:
-    """Returns {'note': text} for the scores of a run whose tokenizer folds case, and logs the note. Otherwise, {}."""
+    """Returns {'note': text} and logs the note if the tokenizer of the run folds case. Otherwise, returns {}.
+
+    The note lists the scores that count missing capitals as errors.
+    """
     if config.data.tokenizer.normalization != 'nfkc_cf':
         return {}
     note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references have '
@@ -141,7 +144,8 @@ class Translator(SearchModel):
         truncated as in `translate`. `first` is the number of earlier pairs in the file.
 
         Raises:
-          UserError: if a target has more tokens than the model has positions, or than a translation can have.
+          UserError: if a target has more tokens than the model has learned positions. Also if it has more tokens than
+            the longest translation that the options allow.
         """
         texts = checked_texts([text for pair in pairs for text in pair])
         sources = [self._tokens(text, first + row) for row, text in enumerate(texts[::2])]
@@ -197,7 +201,7 @@ class Translator(SearchModel):
     def perplexity(self, pairs: Sequence[TokenPair], batch_size: int) -> float:
         """Returns the exponential of the mean cross-entropy per target token, without label smoothing.
 
-        Only models with the same vocabulary can be compared.
+        Two models can be compared only if they have the same vocabulary.
 
         Args:
           pairs: sources and targets, including end tokens.
@@ -248,7 +252,7 @@ class Translator(SearchModel):
     @override
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         source = [*self.tokenizers['source'].pieces(output.source_tokens), END]
-        # Row t of the decoder's self-attention reads token t - 1 and predicts token t, which names the row.
+        # Row t of the decoder's self-attention reads token t - 1 and predicts token t. The label of the row is token t.
         target = [*self.tokenizers['target'].pieces(output.hypotheses[0].tokens), END]
         return {'encoder': (source, source), 'decoder': (target, ['<s>', *target[:-1]]), 'cross': (target, source)}
 
@@ -282,7 +286,7 @@ class Translator(SearchModel):
         """Returns the tokens of a target.
 
         Raises:
-          UserError: if there are more tokens than a translation can have.
+          UserError: if there are more tokens than the longest translation can have.
         """
         most, reach = self._max_length(self.max_length, options), self.module.length_limit or sys.maxsize
         length, tokens, _ = self._ends(text, min(most, reach), 'target')
