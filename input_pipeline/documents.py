@@ -81,7 +81,7 @@ class FileDocuments(Documents):
         self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Returns whether there is a file or a folder for the split. An existing file or folder must contain text."""
+        """Returns whether there is a file or a folder for the split. If it has no text, reading it is an error."""
         return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 
     @override
@@ -243,9 +243,9 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
 
 
 def _marks(files: Iterable[Path]) -> dict[str, str]:
-    """Returns the entry of a fingerprint that lists the files with byte order marks.
+    """Returns an entry for the fingerprint if a file begins with a byte order mark. Otherwise returns {}.
 
-    Earlier versions read the marks as text, so their fingerprints do not have this entry.
+    Earlier versions read a byte order mark as text, so the fingerprints of earlier versions do not have this entry.
     """
     return {'byte_order_marks': 'removed'} if any(map(has_mark, files)) else {}
 

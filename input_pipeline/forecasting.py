@@ -27,7 +27,11 @@ Series = Mapping[str, Float[np.ndarray, 'time channels']]
 
 
 class SeriesWindows(ArrayData):
-    """The windows of time series. An input is a context [context, channels]; its target is [horizon x channels]."""
+    """The windows of time series.
+
+    An input is a context, [context, channels]. The target of an input is the values of the following `horizon` steps,
+    flattened to [horizon x channels].
+    """
 
     def __init__(self, series: Series, channels: Sequence[str], where: str, data: ConfigDict):
         """Divides the series by time.
@@ -82,7 +86,10 @@ class SeriesWindows(ArrayData):
         return views.transpose(0, 2, 1)
 
     def _checked_ends(self, name: str, steps: int, share: float) -> tuple[int, int, int]:
-        """Returns the numbers of steps at which the training, validation and test steps of a series end."""
+        """Returns the end indices of the training, validation and test steps of a series.
+
+        Raises UserError if the series is too short.
+        """
         held_out, window = round(steps * share), self._context + self._horizon
         series = f'{self._where}: series {name!r}' if name else f'{self._where}: the series'
         if steps - 2 * held_out < window:

@@ -128,6 +128,6 @@ def _date_fields(text: str, arguments: tuple[Any, ...], locale: Locale) -> list[
 
 
 def _words(text: str, spans: Sequence[Span]) -> list[set[str]]:
-    """Returns the names of the fields that overlap with each word."""
+    """Returns, for each word, the names of the fields that overlap with the word."""
     return [{name for name, begin, end in spans if begin < word.end() and word.start() < end}
             for word in re.finditer(r'\S+', text)]

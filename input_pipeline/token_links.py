@@ -41,9 +41,9 @@ class TokenLinks:
 
 
 def word_numbers(pieces: Sequence[bytes]) -> tuple[Int[np.ndarray, ' pieces'], int]:
-    """Returns the number of the word of each piece, and the number of words.
+    """Returns the index of the word that each piece belongs to, and the number of words.
 
-    White space belongs to the next word. White space at the end of the text gets the number after the last word.
+    White space belongs to the next word. White space at the end of the text has an index equal to the number of words.
     """
     text = b''.join(pieces)
     edges = [0, *itertools.chain.from_iterable(match.span() for match in SPACES.finditer(text)), len(text)]

@@ -186,7 +186,9 @@ class Program:
 
 
 def group_of(attributes: str, devices: int) -> list[int]:
-    """Returns the first group of communicating devices in a collective's attributes, or all devices without groups.
+    """Returns the first group of communicating devices in a collective's attributes.
+
+    If the attributes contain no groups, returns all devices.
 
     HLO writes groups in three forms: as a list, {{0,1},{2,3}}; as a reshaped range, [2,2]<=[4], possibly with a
     transposition T(1,0); and as axes of a mesh, mesh['x'=2,'y'=2] {'x'}. A mesh may have an order of devices,
