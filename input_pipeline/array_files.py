@@ -109,7 +109,7 @@ def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Pa
 
 
 def read_idx(images_path: Path, training: Path) -> Examples:
-    """Reads grayscale images and their classes from IDX files."""
+    """Reads greyscale images and their classes from IDX files."""
     name = images_path.name.removesuffix('.gz').removesuffix(f'-{IDX_IMAGES}')
     labels_path = _needed(images_path.parent, 'labels', {'labels': name}, IDX_LABELS)
     images, labels = read_idx_file(images_path, axes=3), read_idx_file(labels_path, axes=1)

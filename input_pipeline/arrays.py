@@ -212,7 +212,9 @@ class ArrayData:
 
     def _padded(self, inputs: Num[np.ndarray, 'examples time channels'], split: str,
                 where: str) -> Num[np.ndarray, 'examples longest channels']:
-        """Returns series that all have the length of the longest training series. Shorter series end with NaN.
+        """Pads series with NaN at the end, to the length of the longest training series.
+
+        This length is rounded up to a multiple of `self._multiple` steps.
 
         Raises:
           UserError: if a series has no values, is longer than the training series, or if a channel has no values.

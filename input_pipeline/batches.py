@@ -23,7 +23,7 @@ LENGTHS = 4  # padded lengths are multiples of LENGTHS
 class Batch(TypedDict):
     """The input of a training step. The arrays are NumPy arrays in the input pipeline, and JAX arrays on devices.
 
-    inputs: the module's arguments by name, such as 'source' and 'target', int32 [rows, length].
+    inputs: the arguments of the model by name, such as 'source' and 'target', int32 [rows, length].
     targets: tokens int32 [rows, length], classes int32 [rows], or values float32 [rows, values].
     weights: float32, the weight of each target in the loss. The weight of padding is 0.
     links: bool [rows, target length, source length], whether tokens are linked; only for guided alignment.
@@ -181,7 +181,7 @@ class BatchPlan:
     def batch(self, step: int, part: Part = ALL) -> Batch:
         """Returns batch `step`. Its arrays have the static shape [rows, length] of its bucket.
 
-        If there are fewer pairs than rows, the remaining rows are padding.
+        Rows without a sentence pair are padding.
         """
         (bucket, sentences), store = self(step), self._epoch(step // len(self)).store
         rows = part.rows(int(self.rows[bucket]))

@@ -137,7 +137,9 @@ def _text_files(base: Path) -> list[Path]:
 
 
 class OneFile(Documents):
-    """One file that is divided into two parts. The last `validation_share` of the characters is for validation.
+    """One file that is divided into two parts. The last characters of the file are for validation.
+
+    `validation_share` is the fraction of the characters that are for validation.
 
     With a share of 0.1 this is nanoGPT's split of tiny Shakespeare. nanoGPT reports results on the validation part, so
     the test split is the same as the validation split.

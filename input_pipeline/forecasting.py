@@ -4,7 +4,7 @@
 
 The targets of a window are the `horizon` steps after its context. All targets of a window are in one split, so no step
 is a target in two splits. The context of a validation or test window may reach back into the split before it, because
-these steps are the past at the time of the forecast.
+these steps are already known at the time of the forecast.
 """
 
 import functools
@@ -78,7 +78,7 @@ class SeriesWindows(ArrayData):
         return np.concatenate(errors)
 
     def _windows(self, name: str, split: str) -> Float[np.ndarray, 'windows steps channels']:
-        """Returns all windows of a series whose targets are in a split, in the order of time."""
+        """Returns the windows of a series that have all targets in the split `split`, in the order of time."""
         length, index = self._context + self._horizon, SPLITS.index(split)
         begin, end = (0, *self._ends[name])[index:index + 2]
         first = begin - self._context if index else 0

@@ -189,7 +189,7 @@ def _are_bytes(image: Num[np.ndarray, '*axes'], scale: int) -> bool:
 
 
 def visible_steps(series: Num[np.ndarray, 'examples time channels']) -> Bool[np.ndarray, 'examples time']:
-    """Returns which steps of series have at least one value. The values of the other steps are NaN."""
+    """Returns True for each step in which at least one channel has a value. In all other steps, all values are NaN."""
     return np.logical_not(np.isnan(series).all(axis=-1))
 
 

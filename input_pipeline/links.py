@@ -90,7 +90,7 @@ def parse_links(line: str, pair: tuple[str, str], where: str) -> Links:
 
 
 def fields(writer: Any, locale: Locale) -> list[Span]:
-    """Returns the spans of the fields in the text that a writer of builtin.py writes."""
+    """Returns the fields in the text of `writer`, a writer of builtin.py: (name, begin, end) of each field."""
     text, write, arguments = writer(locale), writer.func, writer.args
     if write is builtin.write_joined:
         spans, begin = [], 0

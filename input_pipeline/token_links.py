@@ -22,7 +22,7 @@ class TokenLinks:
     """The gold links between the tokens of the rows of a store. Tokens are linked if their words are linked."""
 
     def __init__(self, links: Sequence[Links], tokenizers: Mapping[str, Tokenizer]):
-        """`links` has the links between the words of each row."""
+        """Stores the arguments. `links` contains, for each row, the links between its words."""
         self._links = links
         self._bytes = {side: [tokenizers[side].bytes_of(token) for token in range(len(tokenizers[side]))]
                        for side in SIDES}

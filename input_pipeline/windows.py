@@ -63,7 +63,7 @@ class WindowPlan:
                 f'{100 * self.padding_share:.1f} % of the targets are padding')
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step`. All batches have the same shape. Missing windows are padding.
+        """Returns batch `step`. All batches have the same shape. Rows without a window are padding.
 
         `segments` numbers the documents of a window from 1, and is 0 on padding. `positions` counts from 0 in each
         segment. A target is always in the same document as its input.

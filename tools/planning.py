@@ -162,7 +162,10 @@ def too_large(plan: Plan, needed: float, available: float | None = None) -> User
 
 
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
-    """Returns the plans of all candidates of a search, by formula: first the plans that fit, fastest first."""
+    """Returns plans of all candidates of a search, by formula.
+
+    The plans that fit into memory are first. Faster plans are before slower plans.
+    """
     recipes, plans = {}, []
     for candidate in candidates(topology, config):
         key = (candidate.model.remat, candidate.model.remat_keep, candidate.batch.tokens, candidate.batch.rows)

@@ -141,9 +141,10 @@ class Program:
                 yield from self._everywhere(called, times * iterations)
 
     def _iterations(self, loop: Instruction) -> int:
-        """Returns the number of iterations of a loop that XLA states in the HLO text.
+        """Returns the number of iterations of a loop.
 
-        If XLA does not state the number, returns the largest constant of the loop's condition, an upper limit.
+        If the HLO text does not contain this number, returns the largest constant in the loop's condition. This is an
+        upper limit.
         """
         if count := loop.attribute(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)'):
             return int(count)
