@@ -38,8 +38,8 @@ class Part(NamedTuple):
     """The rows that one process reads from every batch. The default is all rows.
 
     A batch is first padded to a multiple of `multiple` rows, so that all devices get the same number of rows. Then the
-    batch is divided into `of` equal shares. The part consists of the shares from `first` to `last` - 1. Padding rows
-    have weight 0 and do not change the results.
+    batch is divided into `of` shares of equal size. The part consists of the shares from `first` to `last` - 1. Padding
+    rows have weight 0 and do not change the results.
     """
     first: int = 0
     last: int = 1
@@ -153,7 +153,7 @@ class BatchPlan:
           tokens: config.batch.tokens.
           num_buckets: config.batch.buckets.
           seed: the seed of the order. With None, the shortest sentences are first, for evaluation.
-          longest: the maximum padded length of a batch, which is the number of learned positions.
+          longest: the maximum padded length of a batch, for a model with this number of learned positions. None: no limit.
           links: the gold links of the rows of the store, which are added to the batches.
 
         Raises:

@@ -176,7 +176,7 @@ def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
 
 
 class Kind(NamedTuple):
-    """A kind of sentence, such as dates: its forms (such as 'long'), and functions that draw and write values."""
+    """A kind of sentence, such as dates. A kind has forms, such as 'long', and functions that draw and write values."""
     share: int  # the share of this kind among the sentences, in percent
     write: Callable[..., str]
     forms: list[tuple]

@@ -81,7 +81,10 @@ class FileDocuments(Documents):
         self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Returns whether there is a file or a folder for the split. If it has no text, reading it is an error."""
+        """Returns whether there is a file or a folder for the split.
+
+        A file or a folder without text also counts, but is an error when the documents are read.
+        """
         return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 
     @override

@@ -47,7 +47,11 @@ class Examples(NamedTuple):
 
 
 def warn_of_classes(targets: Int[np.ndarray, ' examples'], classes: list[str], where: str) -> None:
-    """Logs a warning if the training examples have only one class. Also if classes have no or one example."""
+    """Logs a warning if the training examples do not suffice to learn the classes.
+
+    This is the case if all examples have the same class, if a class has no examples, or if most classes have only one
+    example.
+    """
     counts = np.bincount(targets, minlength=len(classes))
     present = counts > 0
     if present.sum() == 1:

@@ -164,7 +164,7 @@ def too_large(plan: Plan, needed: float, available: float | None = None) -> User
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
     """Returns plans of all candidates of a search, by formula.
 
-    The plans that fit into memory are first. Faster plans are before slower plans.
+    The plans that fit into memory are before the remaining plans. In both groups, faster plans are first.
     """
     recipes, plans = {}, []
     for candidate in candidates(topology, config):
