@@ -29,7 +29,7 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """The numbers from `least` to `most`, both included. Only mistakes are outside of these wide bounds."""
+    """The numbers from `least` to `most`, both included. The bounds are wide: they only exclude mistakes."""
     least: float
     most: float
 

@@ -49,9 +49,10 @@ def config_from(flag: flags.FlagHolder,
 
 
 def shorten_warmup(config: ConfigDict, asked: Collection[str]) -> None:
-    """Shortens a warm-up that is too long for a cosine schedule to a tenth of the steps, with a warning.
+    """Reduces the warm-up of a cosine schedule to a tenth of the steps if it is not shorter than the training.
 
-    `asked` contains the options that the user set. If it contains the warm-up, the warm-up is not changed.
+    Logs a warning about the change. `asked` contains the options that the user set. If it contains the warm-up, the
+    warm-up is not changed.
     """
     if _misshapen(config) or 'optimizer.warmup' in asked or config.optimizer.schedule != 'cosine':
         return

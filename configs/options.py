@@ -33,10 +33,10 @@ class Option:
       default: the value in configs/base.py; its type is the option's type.
       meaning: what the option does, with the unit and the meaning of special values.
       allowed: the allowed values.
-      only: the values of other options for which this option is used; empty if this option is always used.
+      only: {other option: the values for which this option is used}. It is empty if this option is always used.
       resume: None if a run cannot resume with a new value of this option. Otherwise, a text that describes the effect
-        of a new value, or '' if there is nothing to describe. If `resume` is a text, a new value changes neither the
-        parameters that training reaches at a step, nor how the best checkpoint is chosen.
+        of a new value, or '' if there is nothing to describe. If `resume` is a text, training with a new value gives
+        the same parameters at each step, and the same rule chooses the best checkpoint.
     """
     name: str
     default: Value

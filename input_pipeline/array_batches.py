@@ -33,8 +33,8 @@ class ArrayPlan:
           flip: config.data.flip.
           mixup: config.data.mixup.
           preprocessing: the preprocessing of a resumed run. None uses the preprocessing of `data`.
-          following: whether the inputs of the model include the targets, 'following' [n, horizon, channels], for
-            teacher forcing.
+          following: whether the model also gets the targets as an input, for teacher forcing. The name of this input is
+            'following', and its shape is [n, horizon, channels].
 
         Raises:
           UserError: if `crop` or `flip` is not possible for the inputs.
@@ -81,7 +81,7 @@ class ArrayPlan:
                 'targets': filled(targets), 'weights': filled(weights)}
 
     def _examples(self, step: int, places: Int[np.ndarray, ' places']) -> tuple[dict[str, np.ndarray], Targets]:
-        """Returns the augmented inputs and the targets of the model at places (rows) of batch `step`."""
+        """Returns the augmented inputs and the targets for the rows `places` of batch `step`."""
         members = self(step)[places]
         raw = self._augmented(self._inputs[members], step, places)
         mask = {'visible': visible_steps(raw)} if self._masked else {}
@@ -94,8 +94,11 @@ class ArrayPlan:
 
             x = share x_i + (1 - share) x_j,    share ~ Beta(mixup, mixup)
 
-        Returns the mixed inputs, and the two classes of each example with their shares as weights. As in `_augmented`,
-        random numbers are drawn for the whole batch.
+        Here x_i is an example, and x_j is another example of the batch. As in `_augmented`, random numbers are drawn
+        for the whole batch.
+
+        Returns:
+          The mixed inputs, the classes of x_i and x_j, and the weights of these classes: share and 1 - share.
         """
         count = len(self(step))
         rng = np.random.default_rng([self._seed or 0, step, 2])  # the 2 separates this stream from `_augmented`

@@ -75,7 +75,7 @@ def has_files(folder: Path, name: str) -> bool:
 
 
 def _find(folder: Path, name: str, kind: str) -> Path | None:
-    """Returns the file of a split in a folder, plain or .gz, or the folder of its images. Returns None without such."""
+    """Returns the file of a split (plain or .gz) or the folder of its images, or None if it does not exist."""
     path = _path(folder, name, kind)
     if kind == IMAGES:
         return path if class_folders(path) else None
@@ -93,10 +93,10 @@ def _path(folder: Path, name: str, kind: str) -> Path:
 
 
 def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Path:
-    """Returns the file of a split in a folder, plain or .gz, or the folder of its images.
+    """Returns the file of a split (plain or .gz) or the folder of its images.
 
     Raises:
-      UserError: if the file does not exist.
+      UserError: if the file or folder does not exist.
     """
     if path := _find(folder, names[split], kind):
         return path
@@ -109,7 +109,7 @@ def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Pa
 
 
 def read_idx(images_path: Path, training: Path) -> Examples:
-    """Reads grayscale images and their classes from IDX files."""
+    """Reads greyscale images and their classes from IDX files."""
     name = images_path.name.removesuffix('.gz').removesuffix(f'-{IDX_IMAGES}')
     labels_path = _needed(images_path.parent, 'labels', {'labels': name}, IDX_LABELS)
     images, labels = read_idx_file(images_path, axes=3), read_idx_file(labels_path, axes=1)
@@ -147,8 +147,8 @@ def read_npz(path: Path, training: Path) -> Examples:
     """Reads arrays that numpy.savez has written.
 
     The arrays are `inputs` [n, *space, channels] and `targets`: classes or their names [n], or values [n] or [n,
-    values]. An optional array `groups` [n] has the group of each example, such as a person: all examples of a group are
-    in the same split.
+    values]. An optional array `groups` [n] contains the group of each example. For example, a group is all examples of
+    one person. All examples of a group are in the same split.
     """
     inputs, targets, groups = _arrays(path, ('inputs', 'targets'), ('groups',))
     if groups is not None and groups.shape != (len(inputs),):
@@ -160,10 +160,11 @@ def read_npz(path: Path, training: Path) -> Examples:
 
 
 def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[Any]:
-    """Returns arrays of an NPZ archive; None for optional arrays that are missing.
+    """Reads the arrays `names` and `optional` from an NPZ archive. An optional array that is missing is None.
 
     Raises:
-      UserError: if an array is missing, or cannot be read without running code.
+      UserError: if one of the arrays `names` is missing. Also if an array is stored as a pickle, because a pickle could
+        run code.
     """
     if not zipfile.is_zipfile(path):
         raise UserError(f'{path} is not an NPZ archive, or is truncated. Write the file with numpy.savez')
@@ -192,14 +193,14 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
 
     Args:
       path: a folder of images, an image, a .csv file of series, or an .npz file with an array `inputs`.
-      form: the form of the inputs of the model.
+      form: the format of the model's inputs.
 
     Returns:
       The name of each example (the path of an image in the folder, the name of a series, or the index in an array),
       and the raw inputs as `form.prepare` returns them.
 
     Raises:
-      UserError: if the examples cannot be read, or do not have the form.
+      UserError: if the examples cannot be read, or do not have the format `form`.
     """
     file, images = Path(path), len(form.shape) == 3
     suffix = file.name.lower().removesuffix('.gz').rpartition('.')[2]
@@ -229,7 +230,7 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
 
 
 def _series_of_table(path: Path, form: InputFormat) -> tuple[list[str], Any]:
-    """Returns the names and the values of the series of a table. To forecast, the series may have any length."""
+    """Returns the names and the values of the series of a table. For forecasts, series may have any length."""
     if not form.latest:
         return read_unlabelled(path, form.channels, form.missing)
     series, channels = read_histories(path)

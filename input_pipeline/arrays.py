@@ -77,7 +77,8 @@ class ArrayData:
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns a digest of the arrays and the name of their file, as JSON.
 
-        Splits with equal fingerprints have equal examples. A test split without a file has no files.
+        Splits with equal fingerprints have equal examples. If there are no test data, the list 'files' of the test
+        split is empty.
         """
         if split == 'test' and not self.parts.is_part(split) and not self._has_file(split):
             return {'source': 'arrays', 'files': []}
@@ -100,7 +101,7 @@ class ArrayData:
 
     @functools.cached_property
     def _numbers(self) -> dict[str, int]:
-        """{name of a class: its number}, if the training targets are names. Otherwise {}."""
+        """The index of each class, as {name: index}, if the training targets are names. Otherwise {}."""
         targets = self._raw('train').targets
         names = np.unique(targets) if self._labelled and targets.dtype.kind == 'U' else ()
         return {str(name): number for number, name in enumerate(names)}
@@ -211,7 +212,9 @@ class ArrayData:
 
     def _padded(self, inputs: Num[np.ndarray, 'examples time channels'], split: str,
                 where: str) -> Num[np.ndarray, 'examples longest channels']:
-        """Returns series that all have the length of the longest training series. Shorter series end with NaN.
+        """Pads series with NaN at the end, to the length of the longest training series.
+
+        This length is rounded up to a multiple of `self._multiple` steps.
 
         Raises:
           UserError: if a series has no values, is longer than the training series, or if a channel has no values.
@@ -230,7 +233,7 @@ class ArrayData:
         return inputs
 
     def _numbered(self, examples: Examples) -> Targets:
-        """Returns the numbers of the classes whose names are the targets.
+        """Converts targets that are names of classes to the indices of the classes.
 
         Raises:
           UserError: if a name is not in the training split, or is not allowed.

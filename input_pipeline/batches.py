@@ -23,7 +23,7 @@ LENGTHS = 4  # padded lengths are multiples of LENGTHS
 class Batch(TypedDict):
     """The input of a training step. The arrays are NumPy arrays in the input pipeline, and JAX arrays on devices.
 
-    inputs: the module's arguments by name, such as 'source' and 'target', int32 [rows, length].
+    inputs: the arguments of the model by name, such as 'source' and 'target', int32 [rows, length].
     targets: tokens int32 [rows, length], classes int32 [rows], or values float32 [rows, values].
     weights: float32, the weight of each target in the loss. The weight of padding is 0.
     links: bool [rows, target length, source length], whether tokens are linked; only for guided alignment.
@@ -37,9 +37,9 @@ class Batch(TypedDict):
 class Part(NamedTuple):
     """The rows that one process reads from every batch. The default is all rows.
 
-    A batch is first padded to a multiple of `multiple` rows, so that all devices get the same number of rows. If the
-    padded batch has n rows, the part is the rows from n * first / of to n * last / of. Padding rows have weight 0 and
-    do not change the results.
+    A batch is first padded to a multiple of `multiple` rows, so that all devices get the same number of rows. Then the
+    batch is divided into `of` shares of equal size. The part consists of the shares from `first` to `last` - 1. Padding
+    rows have weight 0 and do not change the results.
     """
     first: int = 0
     last: int = 1
@@ -47,11 +47,11 @@ class Part(NamedTuple):
     multiple: int = 1
 
     def filled(self, count: int) -> int:
-        """Returns the number of rows that a batch of `count` rows has after padding."""
+        """Returns the number of rows after padding. `count` is the number of rows before padding."""
         return -(-count // self.multiple) * self.multiple
 
     def rows(self, count: int) -> slice:
-        """Returns the slice of a batch of `count` rows that this part reads. Rows from index `count` on are padding."""
+        """Returns the rows of this part, for a batch of `count` rows. Rows from index `count` on are padding."""
         return slice(self.filled(count) * self.first // self.of, self.filled(count) * self.last // self.of)
 
 
@@ -67,15 +67,16 @@ class Plan(Protocol):
 
     @property
     def rows(self) -> Sequence[int] | Int[np.ndarray, ' buckets']:
-        """The numbers of rows that batches of this plan can have."""
+        """The possible numbers of rows of a batch."""
         ...
 
     def __len__(self) -> int: ...
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step`, or only the rows of `part`. All parts together, in order, are the batch.
+        """Returns batch `step`, or only the rows of `part`. The parts of all processes form the batch.
 
-        Rows of padding have weight 0. They fill up the last batch of an epoch, and batches that devices share.
+        Padding rows have weight 0. They complete the last batch of an epoch, and make the number of rows divisible by
+        the number of devices.
         """
         ...
 
@@ -116,7 +117,7 @@ class Epoch(NamedTuple):
 
 
 def padded_lengths(store: TokenStore) -> Int[np.ndarray, ' pairs']:
-    """Returns the padded length that each pair needs: the tokens of the longer side, and one end token."""
+    """Returns the padded length that each pair needs: the tokens of the longer side, plus one end token."""
     return np.maximum(store.lengths('source'), store.lengths('target')) + 1
 
 
@@ -152,7 +153,7 @@ class BatchPlan:
           tokens: config.batch.tokens.
           num_buckets: config.batch.buckets.
           seed: the seed of the order. With None, the shortest sentences are first, for evaluation.
-          longest: the maximum padded length of a batch, which is the number of learned positions.
+          longest: the maximum padded length of a batch: the number of learned positions, or None for no limit.
           links: the gold links of the rows of the store, which are added to the batches.
 
         Raises:
@@ -180,7 +181,7 @@ class BatchPlan:
     def batch(self, step: int, part: Part = ALL) -> Batch:
         """Returns batch `step`. Its arrays have the static shape [rows, length] of its bucket.
 
-        Missing rows are padding.
+        Rows without a sentence pair are padding.
         """
         (bucket, sentences), store = self(step), self._epoch(step // len(self)).store
         rows = part.rows(int(self.rows[bucket]))

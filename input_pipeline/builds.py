@@ -85,7 +85,9 @@ def open_built(folder: Path, build: Callable[[], object], read: Callable[[Path, 
 
 
 def verify(folder: Path) -> bool:
-    """Compares the files of a folder with their checksums. Returns False if an earlier comparison is still valid.
+    """Compares the files of a folder with their checksums, and returns True.
+
+    If the files have not changed since an earlier comparison, returns False without a new comparison.
 
     Raises:
       Damaged: if a file differs from its checksum. The message has the name of the file.
@@ -111,7 +113,7 @@ def verify(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def cache_errors(folder: Path) -> Iterator[None]:
-    """Runs the body, which writes a folder of the cache. Turns an OSError into a UserError that names the folder."""
+    """A context in which a folder of the cache is written. Converts an OSError to a UserError that names the folder."""
     try:
         yield
     except OSError as error:

@@ -135,7 +135,7 @@ def write_name(table: str, code: str, locale: Locale) -> str:
 
 
 def write_joined(join: str, parts: list[Writer], locale: Locale) -> str:
-    """Writes several parts as one text. `join` is a style of lists ('A, B, or C') or a format string."""
+    """Writes several parts as one text. `join` is a CLDR style of lists ('A, B, or C') or a format string."""
     texts = [part(locale) for part in parts]
     return format_list(texts, join, locale) if join in LIST_STYLES else join.format(*texts)
 
@@ -176,7 +176,7 @@ def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
 
 
 class Kind(NamedTuple):
-    """A kind of sentence, such as dates: its forms (such as 'long'), and functions that draw and write values."""
+    """A kind of sentence, such as dates. A kind has forms, such as 'long', and functions that draw and write values."""
     share: int  # the share of this kind among the sentences, in percent
     write: Callable[..., str]
     forms: list[tuple]
@@ -200,12 +200,13 @@ PARTS = ('date', 'relative', 'quantity', 'amount', 'percentage', 'language', 'te
 
 
 def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
-    """Returns the kinds of sentences for two locales, with the forms that both locales have and their rivals.
+    """Returns the kinds of sentences for two locales. A kind contains only the forms that both locales have.
 
-    The rivals of a form are other forms that may have the same source text. For example, 'May 25, 1922' is both a long
-    and a medium date in English, but the long and the medium date differ in German. Two currencies may also have the
-    same sign. A model cannot distinguish such forms, so the target of such a text is always written in the first of the
-    forms. To find the rivals, this function writes the same 36 values in each form.
+    A kind also contains the rivals of each form. These are other forms that may have the same source text. For example,
+    'May 25, 1922' is both a long and a medium date in English, but the long and the medium date differ in German. Two
+    currencies may also have the same sign. A model cannot distinguish such forms. So if several forms have the same
+    source text, the target is always written in the first of these forms. To find the rivals, this function writes the
+    same 36 values in each form.
     """
     usable = {}
     for name, kind in KINDS.items():
@@ -280,11 +281,12 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
 
 def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float, *,
                       seed: int) -> dict[str, list[tuple[str, str]]]:
-    """Replaces no-break spaces by plain spaces in a share of the source sentences with no-break spaces.
+    """Replaces no-break spaces by plain spaces in some source sentences.
 
-    The changed sentences have the spaces that people type. The targets keep CLDR's spaces. All source sentences of all
-    splits remain different: if two sentences differ only in their spaces, neither sentence is changed. A larger share
-    changes the same sentences as a smaller share, and further sentences.
+    The function chooses the fraction `share` of the source sentences that have no-break spaces. The changed sentences
+    have the spaces that people type. The targets keep CLDR's spaces. All source sentences of all splits remain
+    different: if two sentences differ only in their spaces, neither sentence is changed. A larger share changes the
+    same sentences as a smaller share, and further sentences.
     """
     typed = collections.Counter(source.translate(TYPED) for pairs in corpus.values() for source, _ in pairs)
     changed = {}

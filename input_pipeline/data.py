@@ -1,4 +1,4 @@
-"""Opens the data of a config: sentence pairs, documents or examples, as batches, with tokenizers and sizes."""
+"""Opens the data of a config: sentence pairs, documents or examples. Provides batches, tokenizers and data sizes."""
 
 import dataclasses
 import hashlib
@@ -88,7 +88,7 @@ def open_data(config: ConfigDict, run: Path | None = None, *, asked: Collection[
 
 def learned_tokenizers(learn: Callable[..., dict[str, Tokenizer]], text: Any, config: ConfigDict,
                        asked: Collection[str]) -> dict[str, Tokenizer]:
-    """Returns the tokenizers of a training text: learn(text, config.data.tokenizer, cache folder).
+    """Learns the tokenizers of a training text with a call of learn(text, config.data.tokenizer, cache folder).
 
     If the text is too small for config.data.tokenizer.vocab_size, sets this option to the largest possible value.
 
@@ -111,10 +111,10 @@ def learned_tokenizers(learn: Callable[..., dict[str, Tokenizer]], text: Any, co
 
 
 def read_sizes(run: Path, task: str) -> dict[str, Any]:
-    """Reads the sizes that the model of a run needs.
+    """Reads sizes.json of a run: the vocabulary sizes or the shapes of the data, from which the model is built.
 
     Raises:
-      UserError: if the sizes are missing or damaged.
+      UserError: if sizes.json is missing, is damaged or does not fit the task.
     """
     sizes, data = _read_sizes(run / KEPT), DATA[TASKS[task].data]
     if missing := data.needed - sizes.keys():
@@ -180,7 +180,7 @@ class PairData:
         return TokenLinks([links[row] for row in rows], self.tokenizers)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the corpus's fingerprint of the split. With guided alignment, it covers the gold links."""
+        """Returns the fingerprint of a split of the corpus. With guided alignment, it also covers the gold links."""
         guided = split == 'train' and self._config.train.guided_alignment
         return self._corpus.fingerprint(split) | (
             {'links': hashlib.sha256(repr(self.links(split)).encode()).hexdigest()} if guided else {})
@@ -192,7 +192,7 @@ class PairData:
                             for side, tokens in (('source', source), ('target', target)))
 
     def keep(self, folder: Path) -> None:
-        """Writes the tokenizers and the sizes of the data, which decoding needs, to `folder`."""
+        """Writes the tokenizers and sizes.json to `folder`. Decoding needs these files."""
         save_tokenizers(folder, self.tokenizers)
         _keep_sizes(folder, self.sizes)
 
@@ -231,7 +231,7 @@ class DocumentData:
             yield _pieces(self.tokenizers['text'], tokens)
 
     def keep(self, folder: Path) -> None:
-        """Writes the tokenizers and the sizes of the data, which decoding needs, to `folder`."""
+        """Writes the tokenizers and sizes.json to `folder`. Decoding needs these files."""
         save_tokenizers(folder, self.tokenizers)
         _keep_sizes(folder, self.sizes)
 
@@ -278,7 +278,7 @@ class ExampleData:
                 yield f'{target}\t{shape}, mean {inputs.mean():.3f}, standard deviation {inputs.std():.3f}'
 
     def keep(self, folder: Path) -> None:
-        """Writes the sizes of the data, which decoding needs, to `folder`."""
+        """Writes sizes.json to `folder`. Decoding needs this file."""
         _keep_sizes(folder, self.sizes)
 
 
@@ -320,7 +320,7 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
     """Loads the tokenizers of a run by side: 'source' and 'target', or 'text'.
 
     Raises:
-      UserError: if a tokenizer is missing or damaged, or its size differs from the sizes of the run.
+      UserError: if a tokenizer is missing or damaged, or its size differs from the size in sizes.json.
     """
     sizes = {key.removesuffix('vocab_size').rstrip('_') or 'text': size for key, size in _read_sizes(folder).items()
              if key.endswith('vocab_size')}
@@ -349,12 +349,12 @@ def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
 
 
 def _absent(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns {'absent': special tokens that a vocabulary does not have}, or {} if it has all special tokens."""
+    """Returns {'absent': the special tokens that are missing in a vocabulary}, or {} if no token is missing."""
     return {'absent': list(tokenizer.absent)} if tokenizer.absent else {}
 
 
 def _described(sizes: Mapping[str, Any]) -> str:
-    """Returns the sizes of images or series in words."""
+    """Returns a description of the images or series in words. `sizes` is the content of sizes.json."""
     return f'examples of {" x ".join(map(str, sizes["shape"]))} with {sizes["outputs"]} classes or values'
 
 
@@ -407,7 +407,7 @@ def _is_size(name: str, value: Any) -> bool:
 
 
 def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | None:
-    """Returns a message if the sizes of images or series contradict each other or the task; else None."""
+    """Returns a message if entries of sizes.json contradict each other or the task. Otherwise returns None."""
     classes, outputs, channels = sizes['classes'], sizes['outputs'], sizes['shape'][-1]
     if (classes is None) == labelled:
         return f'classes={str(classes)[:200]} does not fit task={task} in config.json'

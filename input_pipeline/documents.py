@@ -81,7 +81,10 @@ class FileDocuments(Documents):
         self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Returns whether there is a file or a folder for the split. An existing file or folder must contain text."""
+        """Returns whether there is a file or a folder for the split.
+
+        A file or a folder without text also counts, but is an error when the documents are read.
+        """
         return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 
     @override
@@ -137,7 +140,9 @@ def _text_files(base: Path) -> list[Path]:
 
 
 class OneFile(Documents):
-    """One file that is divided into two parts. The last `validation_share` of the characters is for validation.
+    """One file that is divided into two parts. The last characters of the file are for validation.
+
+    `validation_share` is the fraction of the characters that are for validation.
 
     With a share of 0.1 this is nanoGPT's split of tiny Shakespeare. nanoGPT reports results on the validation part, so
     the test split is the same as the validation split.
@@ -243,9 +248,9 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
 
 
 def _marks(files: Iterable[Path]) -> dict[str, str]:
-    """Returns the entry of a fingerprint that lists the files with byte order marks.
+    """Returns an entry for the fingerprint if a file begins with a byte order mark. Otherwise returns {}.
 
-    Earlier versions read the marks as text, so their fingerprints do not have this entry.
+    Earlier versions read a byte order mark as text, so the fingerprints of earlier versions do not have this entry.
     """
     return {'byte_order_marks': 'removed'} if any(map(has_mark, files)) else {}
 

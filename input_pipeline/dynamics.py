@@ -23,7 +23,10 @@ Splits = dict[str, tuple[Float[np.ndarray, 'series time channels'], Num[np.ndarr
 
 
 class System(NamedTuple):
-    """A differential equation, the ranges of its parameters and its initial state, and the two recorded variables."""
+    """A differential equation, with ranges for random parameters and initial states.
+
+    `seen` has the indices of the two variables that are recorded.
+    """
     derivative: Derivative  # (state, parameters, time) -> the state's rate of change
     parameters: Ranges
     start: Ranges
@@ -52,7 +55,7 @@ def van_der_pol(state, parameters, time):
 
 
 def duffing(state, parameters, time):
-    """Returns the derivative of Duffing's driven oscillator; the parameters are the drive's strength and phase."""
+    """Returns the derivative of Duffing's driven oscillator; the parameters are strength and phase of the drive."""
     x, v = state
     strength, phase = parameters
     return [v, x - x ** 3 - 0.3 * v + strength * np.cos(1.2 * time + phase)]

@@ -20,7 +20,7 @@ class Examples(NamedTuple):
       groups: the name of the group of each example [n]. All examples of a group are in the same split.
       channels: the names of the channels; () if they have no names.
       values: the names of the target values; () if they have no names.
-      places: the place of each example in the files, for messages; () if messages contain only the index.
+      places: where each example is in the files, for messages. It is () if messages contain only the index.
       resized: whether images were scaled to one size.
       padded: whether series of different lengths end with steps of NaN.
     """
@@ -39,7 +39,7 @@ class Examples(NamedTuple):
         return f'example {index} ({self.places[index]})' if self.places else f'example {index}'
 
     def part(self, members: slice | np.ndarray, where: str) -> 'Examples':
-        """Returns the examples that `members`, a slice or a boolean array, selects. `where` is for messages."""
+        """Returns the examples that the slice or boolean array `members` selects. `where` names them in messages."""
         indices = np.arange(len(self.inputs))[members]
         return self._replace(inputs=self.inputs[members], targets=self.targets[members], where=where,
                              groups=None if self.groups is None else self.groups[members],
@@ -47,7 +47,11 @@ class Examples(NamedTuple):
 
 
 def warn_of_classes(targets: Int[np.ndarray, ' examples'], classes: list[str], where: str) -> None:
-    """Logs a warning if the training examples have only one class, or if classes have no examples or only one."""
+    """Logs a warning if the training examples do not suffice to learn the classes.
+
+    This is the case if all examples have the same class, if a class has no examples, or if most classes have only one
+    example.
+    """
     counts = np.bincount(targets, minlength=len(classes))
     present = counts > 0
     if present.sum() == 1:
@@ -65,7 +69,7 @@ def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarra
                    training_inputs: Num[np.ndarray, 'others *shape']) -> None:
     """Logs a warning if examples or groups of a split are also in the training split.
 
-    `inputs` and `training_inputs` are the inputs in the dtype that identifies an example (`recorded`).
+    `inputs` and `training_inputs` are the inputs of `examples` and `training`, converted by `preprocessing.recorded`.
     """
     known = {key(np.ascontiguousarray(example).tobytes()) for example in training_inputs}
     shared = [key(np.ascontiguousarray(example).tobytes()) in known for example in inputs]
@@ -79,7 +83,7 @@ def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarra
 
 
 def _listed(names: list[str], chosen: np.ndarray) -> str:
-    """Returns the first of the chosen names, and the number of the remaining names."""
+    """Returns a text that lists the first MAX_NAMES chosen names and counts the remaining chosen names."""
     indices = np.flatnonzero(chosen)
     more = f' and {len(indices) - MAX_NAMES} more' if len(indices) > MAX_NAMES else ''
     return ', '.join([names[index] for index in indices[:MAX_NAMES]]) + more

@@ -4,7 +4,7 @@
 
 The targets of a window are the `horizon` steps after its context. All targets of a window are in one split, so no step
 is a target in two splits. The context of a validation or test window may reach back into the split before it, because
-these steps are the past at the time of the forecast.
+these steps are already known at the time of the forecast.
 """
 
 import functools
@@ -27,7 +27,11 @@ Series = Mapping[str, Float[np.ndarray, 'time channels']]
 
 
 class SeriesWindows(ArrayData):
-    """The windows of time series. An input is a context [context, channels]; its target is [horizon x channels]."""
+    """The windows of time series.
+
+    An input is a context, [context, channels]. The target of an input is the values of the following `horizon` steps,
+    flattened to [horizon x channels].
+    """
 
     def __init__(self, series: Series, channels: Sequence[str], where: str, data: ConfigDict):
         """Divides the series by time.
@@ -74,7 +78,7 @@ class SeriesWindows(ArrayData):
         return np.concatenate(errors)
 
     def _windows(self, name: str, split: str) -> Float[np.ndarray, 'windows steps channels']:
-        """Returns all windows of a series whose targets are in a split, in the order of time."""
+        """Returns the windows of a series that have all targets in the split `split`, in the order of time."""
         length, index = self._context + self._horizon, SPLITS.index(split)
         begin, end = (0, *self._ends[name])[index:index + 2]
         first = begin - self._context if index else 0
@@ -82,7 +86,10 @@ class SeriesWindows(ArrayData):
         return views.transpose(0, 2, 1)
 
     def _checked_ends(self, name: str, steps: int, share: float) -> tuple[int, int, int]:
-        """Returns the numbers of steps at which the training, validation and test steps of a series end."""
+        """Returns the end indices of the training, validation and test steps of a series.
+
+        Raises UserError if the series is too short.
+        """
         held_out, window = round(steps * share), self._context + self._horizon
         series = f'{self._where}: series {name!r}' if name else f'{self._where}: the series'
         if steps - 2 * held_out < window:

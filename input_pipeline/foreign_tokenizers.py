@@ -1,10 +1,10 @@
 """Tokenizers of imported models: SentencePiece models of other projects, and models of the library tokenizers.
 
 In every vocabulary of this project, PAD, BOS, EOS and UNK are the first four tokens. An imported vocabulary can have
-other numbers for these special tokens, and can lack some of them. So the tokens of an imported vocabulary are
-renumbered: the special tokens are first, and the other tokens follow in their original order. When a model is imported
-or exported, the rows of its embeddings are put into the new order (`ForeignTokenizer.order`). The remaining code does
-not depend on the original numbers.
+other ids for these special tokens, and can lack some of them. So the tokens of an imported vocabulary get new ids: the
+special tokens are first, and the other tokens follow in their original order. When a model is imported or exported, the
+rows of its embeddings are put into the new order (`ForeignTokenizer.order`). The remaining code does not depend on the
+original ids.
 
 The text of a document is encoded in one piece, as in the original libraries.
 """
@@ -31,10 +31,10 @@ NONE = -1  # in `order`: the original vocabulary does not have the token
 
 
 class ForeignTokenizer(Tokenizer):
-    """A tokenizer of an imported model. Its tokens are renumbered so that the special tokens are first.
+    """A tokenizer of an imported model. Its tokens have new ids, so that the special tokens are first.
 
     Attributes:
-      order: int [tokens], the original number of each token, or NONE if the original vocabulary lacks the token.
+      order: int [tokens], the original id of each token, or NONE if the original vocabulary lacks the token.
     """
 
     def __init__(self, model: bytes):
@@ -58,7 +58,7 @@ class ForeignTokenizer(Tokenizer):
 
     @abc.abstractmethod
     def original(self, text: str) -> Sequence[int]:
-        """Returns the original numbers of the tokens of a text, without start and end tokens."""
+        """Returns the original ids of the tokens of a text, without start and end tokens."""
 
     @property
     @abc.abstractmethod
@@ -75,7 +75,7 @@ class ForeignTokenizer(Tokenizer):
         return [self.vocabulary[token] for token in tokens]
 
     def _originals(self, tokens: Iterable[int | np.integer]) -> list[int]:
-        """Returns the original numbers of tokens. Leaves out PAD, BOS, EOS and tokens without an original number."""
+        """Returns the original ids of tokens. Leaves out PAD, BOS, EOS and tokens without an original id."""
         return [int(self.order[token]) for token in tokens if token >= UNK and self.order[token] != NONE]
 
     def _named(self, names: Mapping[int, str]) -> list[str]:
@@ -83,7 +83,7 @@ class ForeignTokenizer(Tokenizer):
 
 
 class SentencePieceTokenizer(ForeignTokenizer):
-    """A SentencePiece model. A separate vocabulary, as in Marian, may give other numbers to the pieces.
+    """A SentencePiece model. A separate vocabulary, as in Marian, may give other ids to the pieces.
 
     With such a vocabulary, a text may begin with a language code of the vocabulary, as in '>>fra<< How are you?'.
     """
@@ -152,7 +152,7 @@ class TokenizersTokenizer(ForeignTokenizer):
         return self._settings['model']
 
     def name_of(self, number: int) -> str:
-        """Returns the text that the library has for the token with the original number `number`."""
+        """Returns the library's text for the token with the original id `number`."""
         return self._tokenizer.id_to_token(number) or f'<{number}>'
 
     @override
@@ -203,7 +203,7 @@ def _bytes_of_piece(piece: str) -> bytes:
 def letters_of_bytes() -> dict[str, int]:
     """Returns {letter: byte} for the letters that byte-level BPE writes instead of bytes.
 
-    A printable byte has the letter with the same code. The letters of the other bytes are numbered from U+0100 on. The
+    A printable byte has the letter with the same code. The other bytes have the letters from U+0100 on, in order. The
     source is the published code of GPT-2 (Radford et al. 2019).
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -228,9 +228,9 @@ def sentencepiece_tokenizer(model: bytes, special: Sequence[int | None], size: i
 
     Args:
       model: the content of the model file.
-      special: the original numbers of PAD, BOS, EOS and UNK. A number is None if the token does not exist.
+      special: the original ids of PAD, BOS, EOS and UNK. An id is None if the token does not exist.
       size: the number of original tokens, which is the number of rows of the imported model's embedding.
-      vocabulary: {piece: number} if the pieces have other numbers than in the SentencePiece model.
+      vocabulary: {piece: id} if the ids differ from the ids in the SentencePiece model, otherwise None.
 
     Raises:
       ValueError: if the arguments do not describe the same vocabulary.

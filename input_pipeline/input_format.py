@@ -60,7 +60,10 @@ class InputFormat:
         return self.padded or self.missing
 
     def arguments(self, raw: Num[np.ndarray, 'examples *space channels']) -> dict[str, np.ndarray]:
-        """Returns the arguments of the model for raw inputs of `prepare`: 'inputs', and 'visible' if it gets a mask."""
+        """Returns the arguments of the model by name. `raw` is a result of `prepare`.
+
+        The arguments are 'inputs' and, if the model gets a mask, 'visible'.
+        """
         return {'inputs': self.preprocessing.inputs(raw)} | ({'visible': visible_steps(raw)} if self.masked else {})
 
     @classmethod
@@ -84,7 +87,8 @@ class InputFormat:
                 where: str = 'inputs') -> Num[np.ndarray, 'examples *space channels']:
         """Returns raw inputs in the encoding of the training inputs.
 
-        Images of bytes and images of bytes divided by 255 are converted into each other, because this is exact.
+        If the training images were bytes, images of bytes divided by 255 are converted to bytes, and vice versa. This
+        conversion is exact.
 
         Args:
           inputs: the inputs [n, *shape], as an array or as nested lists. If the model was trained on series of
@@ -162,7 +166,10 @@ class InputFormat:
 
 def described_inputs(inputs: Num[np.ndarray, 'examples *space channels'],
                      channels: Sequence[str] = (), **more: bool) -> dict[str, Any]:
-    """Returns the dtype, the encoding and the range of training inputs, as JSON (the entry 'inputs' of sizes.json)."""
+    """Returns the entry 'inputs' of sizes.json: the dtype, the encoding and the range of the training inputs.
+
+    `more` are further items of the entry, such as padded=True.
+    """
     flat = inputs.reshape(-1, inputs.shape[-1])
     low, high = np.fmin.reduce(flat), np.fmax.reduce(flat)  # ignore NaN
     encoding = NUMBERS
@@ -182,7 +189,7 @@ def _are_bytes(image: Num[np.ndarray, '*axes'], scale: int) -> bool:
 
 
 def visible_steps(series: Num[np.ndarray, 'examples time channels']) -> Bool[np.ndarray, 'examples time']:
-    """Returns which steps of series have at least one value. The values of the other steps are NaN."""
+    """Returns True for each step in which at least one channel has a value. In all other steps, all values are NaN."""
     return np.logical_not(np.isnan(series).all(axis=-1))
 
 
@@ -225,7 +232,7 @@ def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, 
     """Checks the values of series. NaN is allowed at the end, as padding, and elsewhere only if `missing` is True.
 
     Raises:
-      UserError: if any other value is not a finite number, or a series has no values.
+      UserError: if NaN is not allowed at its position, a value is infinite or too large, or a series has no values.
     """
     absent = np.isnan(series)
     within = np.maximum.accumulate(visible_steps(series)[:, ::-1], axis=1)[:, ::-1]  # before the padding

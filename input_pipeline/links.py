@@ -90,7 +90,7 @@ def parse_links(line: str, pair: tuple[str, str], where: str) -> Links:
 
 
 def fields(writer: Any, locale: Locale) -> list[Span]:
-    """Returns the spans of the fields in the text that a writer of builtin.py writes."""
+    """Returns the fields in the text of `writer`, a writer of builtin.py: (name, begin, end) of each field."""
     text, write, arguments = writer(locale), writer.func, writer.args
     if write is builtin.write_joined:
         spans, begin = [], 0
@@ -128,6 +128,6 @@ def _date_fields(text: str, arguments: tuple[Any, ...], locale: Locale) -> list[
 
 
 def _words(text: str, spans: Sequence[Span]) -> list[set[str]]:
-    """Returns the names of the fields that overlap with each word."""
+    """Returns, for each word, the names of the fields that overlap with the word."""
     return [{name for name, begin, end in spans if begin < word.end() and word.start() < end}
             for word in re.finditer(r'\S+', text)]

@@ -32,10 +32,10 @@ def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collect
     arrays have the right form, and that no split is empty. The test split may be missing if there is a validation
     split. If there are several test sets, either all or none of them must exist.
 
-    The text is not tokenised. But a tokenizer is learned and cached if the text is small and any problem was found
-    here or is in `others`. So an error of the tokenizer is reported together with the other problems.
+    The text is not tokenised. However, if the text is small and there is a problem here or in `others`, a tokenizer is
+    learned and cached. So an error of the tokenizer is reported together with the other problems.
 
-    TFDS datasets are not checked, because opening a dataset may have to prepare the dataset first.
+    TFDS datasets are not checked, because a dataset may have to be prepared before it can be opened.
 
     Args:
       config: the config.

@@ -138,7 +138,13 @@ def _read_series(path: Path, training: Path | None, channels: Sequence[str], val
 
 
 def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, list[Row]]:
-    """Returns the series with sorted rows. Logs how many series were not sorted, and irregular steps of time."""
+    """Sorts the rows of each series by time, and returns the series.
+
+    Logs the number of series that were not in order. Logs a warning if the rows are not equally spaced in time.
+
+    Raises:
+      UserError: if two rows of a series have the same time.
+    """
     parse = _time_parser(next(iter(series.values()))[0], path)
     ordered = {name: sorted((row._replace(time=parse(row)) for row in rows), key=lambda row: row.time)
                for name, rows in series.items()}
@@ -162,7 +168,7 @@ def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, lis
 
 
 def _time_parser(first: Row, path: Path):
-    """Returns a function that reads the time of a row: numbers if the first time is a number, else dates."""
+    """Returns a function that reads the time of a row. Times are numbers if the first time is a number, else dates."""
     numbers = _is_number(first.cells['time'])
 
     def parse(row: Row) -> float:

@@ -225,7 +225,7 @@ def _is_free(folder: Path, number: int) -> bool:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Runs the body while no other process runs it. Has no effect on a file system without locks."""
+    """A context that only one process at a time can enter. On a file system without locks, it has no effect."""
     while True:
         try:
             lock = locked(path)

@@ -54,7 +54,7 @@ class LinkedCorpus(Corpus, Protocol):
         ...
 
     def links(self, split: str) -> list[Links]:
-        """Returns the gold links of each pair of a split: the numbers of the words that are translations.
+        """Returns the gold links of each pair of a split: (source word, target word), as indices from 0.
 
         Raises:
           UserError: if the links are missing or wrong.
@@ -180,7 +180,7 @@ class TextCorpus(LinkedCorpus):
             yield parse_links(line, pair, f'{path}:{number}')
 
     def _split(self, pair: Pair) -> str | None:
-        """Returns the split of a pair of the training files, or None if it is in no split."""
+        """Returns the split of a pair of the training files, or None if the pair is in no split."""
         source_key = text_key(pair[0])
         if all(text.strip() for text in pair):
             return self._held_out.split(source_key)
@@ -237,7 +237,7 @@ class TextCorpus(LinkedCorpus):
 
 
 def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:
-    """Yields the pairs in one file with two columns, or in two files."""
+    """Yields the pairs in one file with two columns, or in two files with one sentence per line."""
     if len(files) == 1:
         for number, line in enumerate(read_lines(files[0]), 1):
             columns = line.split('\t')

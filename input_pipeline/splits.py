@@ -76,7 +76,7 @@ class Parts:
         return {'part': split, 'cut_off': list(self.names), 'validation_share': self.share}
 
     def rows(self, count: int, split: str, where: str) -> slice:
-        """Returns the rows of a split, if the last rows of the training data are held out for one other split.
+        """Returns the rows of a split. The last rows of the training data are held out for one other split.
 
         Raises:
           UserError: if a split would be empty. `where` is the name of the training data in the message.
@@ -153,7 +153,7 @@ class HeldOut:
             f'different {what} are chosen by a hash for each split (config.data.validation_share={parts.share})')
 
     def split(self, key: int) -> str:
-        """Returns the split of the example with the key `key`: a held-out split or 'train'."""
+        """Returns the split of the example whose hash is `key`: a held-out split or 'train'."""
         return 'train' if key in self._kept else (*self._splits, 'train')[bisect.bisect_left(self._last, key)]
 
     def has(self, key: int) -> bool:

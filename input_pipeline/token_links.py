@@ -22,7 +22,7 @@ class TokenLinks:
     """The gold links between the tokens of the rows of a store. Tokens are linked if their words are linked."""
 
     def __init__(self, links: Sequence[Links], tokenizers: Mapping[str, Tokenizer]):
-        """`links` has the links between the words of each row."""
+        """Stores the arguments. `links` contains, for each row, the links between its words."""
         self._links = links
         self._bytes = {side: [tokenizers[side].bytes_of(token) for token in range(len(tokenizers[side]))]
                        for side in SIDES}
@@ -41,9 +41,9 @@ class TokenLinks:
 
 
 def word_numbers(pieces: Sequence[bytes]) -> tuple[Int[np.ndarray, ' pieces'], int]:
-    """Returns the number of the word of each piece, and the number of words.
+    """Returns the index of the word that each piece belongs to, and the number of words.
 
-    White space belongs to the next word. White space at the end of the text gets the number after the last word.
+    White space belongs to the next word. White space at the end of the text has an index equal to the number of words.
     """
     text = b''.join(pieces)
     edges = [0, *itertools.chain.from_iterable(match.span() for match in SPACES.finditer(text)), len(text)]

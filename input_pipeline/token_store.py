@@ -120,7 +120,7 @@ class TokenStore:
         return self._tokens[side][offsets[begin]:offsets[end]]
 
     def at(self, side: str, places: Int[np.ndarray, ' places']) -> UInt32[np.ndarray, ' places']:
-        """Returns the tokens at the indices `places`. The rows of one side, concatenated, have these indices."""
+        """Returns the tokens at `places`. These are indices into the concatenation of all rows of one side."""
         return self._tokens[side][places]
 
 

@@ -59,7 +59,7 @@ class Tokenizer(abc.ABC):
         """Returns a readable text for each token."""
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns the UTF-8 bytes of a token, which may be a part of a character, or b'' for a special token."""
+        """Returns the UTF-8 bytes of a token, or b'' for a special token. A token may be only a part of a character."""
         return self.decode([token]).encode() if token > UNK else b''
 
     def encode(self, text: str) -> list[int]:

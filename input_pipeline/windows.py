@@ -63,7 +63,7 @@ class WindowPlan:
                 f'{100 * self.padding_share:.1f} % of the targets are padding')
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step`. All batches have the same shape. Missing windows are padding.
+        """Returns batch `step`. All batches have the same shape. Rows without a window are padding.
 
         `segments` numbers the documents of a window from 1, and is 0 on padding. `positions` counts from 0 in each
         segment. A target is always in the same document as its input.
@@ -98,7 +98,7 @@ class WindowPlan:
         return np.arange(count) if rng is None else rng.permutation(count), cut
 
     def _documents(self, places: Places) -> Places:
-        """Returns the index of the document at each place of the stream."""
+        """Returns the index of the document at each of the given positions of the token stream."""
         return np.searchsorted(self._begins, places, side='right') - 1
 
     def _tokens(self, places: Places, document: Places) -> UInt32[np.ndarray, 'rows context']:
@@ -119,7 +119,10 @@ def _segment_begins(places: Places, document: Places) -> Bool[np.ndarray, 'rows 
 
 
 class _Contiguous:
-    """Consecutive windows of the stream, which is read cyclically from the phase on. `len` is the number of windows."""
+    """Consecutive windows of the token stream. `len` is the number of windows.
+
+    The stream is read cyclically from a position that is called the phase.
+    """
 
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
         self._inputs, self._context = int(begins[-1]) - 1, context  # the last token is only a target

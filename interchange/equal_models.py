@@ -19,7 +19,7 @@ HEAD_AXES = {'query/kernel': 1, 'key/kernel': 1, 'value/kernel': 1, 'query/bias'
 def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[ConfigDict, Arrays]:
     """Returns the model with biases of 0 in attention and in the feed-forward sublayers.
 
-    If `output` is not 0, a bias of 0 is also added to the logits of `output` tokens.
+    `output` is the number of logits. If it is not 0, the logits also get a bias of 0.
     """
     arrays = dict(arrays)
     for name, kernel in list(arrays.items()):
@@ -36,9 +36,9 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
 
 
 def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict, Arrays]:
-    """Returns a language model that does not scale its embeddings. Instead, the table of embeddings is multiplied.
+    """Returns a language model that does not scale its embeddings. Instead, the scale is multiplied into the table.
 
-    Tied embeddings become two arrays, because the output projection keeps the previous values.
+    Tied embeddings become two arrays, because the output projection is not scaled.
     """
     if not model.scale_embeddings:
         return model, arrays
@@ -66,8 +66,8 @@ def without_heads(model: ConfigDict, arrays: Arrays,
     """Returns the model without some attention heads. The outputs equal the model's outputs with these heads set to 0.
 
     All attention layers of a model have the same number of heads. So the new number is the largest number of remaining
-    heads of a layer. A layer with fewer remaining heads keeps some of its removed heads, whose rows of the output
-    projection are set to 0.
+    heads of a layer. If a layer has fewer remaining heads, some of its removed heads stay in the arrays. Their rows of
+    the output projection are set to 0.
 
     Args:
       model: the options of a model without relative positions and without shared heads of keys and values.

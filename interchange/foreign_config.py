@@ -30,7 +30,7 @@ class ForeignConfig(msgspec.Struct, kw_only=True):
 
 
 def require(config: msgspec.Struct, **allowed: Sequence[Any]) -> None:
-    """Checks that each field in `allowed` has one of the values that this project supports, {field: values}.
+    """Checks that fields of config.json have supported values. `allowed` is {name of a field: supported values}.
 
     Raises:
       UserError: if a field has another value. The message names the field.

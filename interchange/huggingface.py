@@ -53,7 +53,8 @@ class _Index(msgspec.Struct):
 def is_huggingface(folder: Path) -> bool:
     """Returns whether a folder has Hugging Face's format, that is, whether config.json has the field model_type.
 
-    The file may be damaged. Then the field is searched in the text, because `read_huggingface` explains the damage.
+    If config.json is damaged, this function searches for the field in the text of the file. `read_huggingface` then
+    reports the damage.
     """
     try:
         content = read_bytes(folder / CONFIG)

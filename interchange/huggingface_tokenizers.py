@@ -156,9 +156,9 @@ def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> No
 
 
 def original_order(tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the number that each token of this project has in the other library, int [tokens].
+    """Returns the id of each token in the other library, int [tokens].
 
-    If this project has trained the tokenizer, tokens have the same numbers in both libraries.
+    If this project has trained the tokenizer, tokens have the same ids in both libraries.
     """
     return getattr(tokenizer, 'order', np.arange(len(tokenizer)))
 
@@ -192,7 +192,7 @@ def _sentencepiece(path: Path, config: ForeignConfig) -> Tokenizer:
 
 
 def _special(folder: Path, config: ForeignConfig, unknown: int | None) -> list[int | None]:
-    """Returns the original numbers of the tokens for padding, start, end and unknown text; None for a missing token.
+    """Returns the original ids of the tokens for padding, start, end and unknown text. A missing token has the id None.
 
     If the model has no start token, the end token is also the start token.
     """
@@ -222,7 +222,7 @@ def _read(path: Path, read: Callable[[], Content]) -> Content:
 
 
 def _vocabulary(path: Path, size: int) -> dict[str, int]:
-    """Reads a vocabulary, {piece: number}. Checks that the numbers are unique and less than `size`."""
+    """Reads a vocabulary, {piece: id}. Checks that the ids are unique and less than `size`."""
     vocabulary = read_as(path, dict[str, Count], ADVICE)
     _check_size(path, max(vocabulary.values(), default=-1) + 1, size)
     if len({*vocabulary.values()}) < len(vocabulary):

@@ -131,7 +131,7 @@ def refusals(model: ConfigDict) -> list[str]:
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
     """Returns Hugging Face's config.json for a model of this project.
 
-    `orders['text']` maps each token of this project to its token in Hugging Face's tokenizer.
+    `orders['text']` maps each token id of this project to the id in Hugging Face's tokenizer.
     """
     order = orders['text']
     kind = 'mistral' if model.window else 'qwen2' if model.attention_bias == 'qkv' else 'llama'
@@ -159,7 +159,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns the links between all arrays of a Hugging Face model and the arrays of the same model in this project."""
+    """Returns a `Link` for each array of a Hugging Face model, to the corresponding arrays of this project."""
     table = rows(orders['text'])
     links = [Link('model.embed_tokens.weight', {'embedding/embedding': table}),
              Link('model.norm.weight', {'encoder/final_norm/scale': SAME})]

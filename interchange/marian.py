@@ -94,7 +94,7 @@ def refusals(model: ConfigDict) -> list[str]:
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
     """Returns Hugging Face's config.json for a model of this project.
 
-    `orders` maps 'source' and 'target' to an array that maps each token to its token in Hugging Face's tokenizer.
+    `orders['source']` and `orders['target']` map each token id of this project to the id in Hugging Face's tokenizer.
     """
     target = orders['target']
     special = {'pad_token_id': int(target[BOS] if target[PAD] < 0 else target[PAD]), 'bos_token_id': None,
@@ -122,7 +122,7 @@ def generation(orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> dict[str, An
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns the links between all arrays of a Hugging Face model and the arrays of the same model in this project."""
+    """Returns a `Link` for each array of a Hugging Face model, to the corresponding arrays of this project."""
     stream = halves(model.d_model)
     table = {side: chain(rows(order), reordered(stream, 1)) for side, order in orders.items()}
     bias = chain(reshaped((1, -1), (-1,)), rows(orders['target']))

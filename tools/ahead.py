@@ -141,7 +141,7 @@ class Recipe:
     """
 
     def __init__(self, config: ConfigDict, length: int | None = None, shares: int = 1):
-        """Builds the parts, for sentences of `length` tokens. `shares` is the number of devices that divide the rows.
+        """Builds the parts, for sentences of `length` tokens. The rows of a batch are divided among `shares` devices.
 
         Raises:
           UserError: if plans do not support the recipe.
@@ -160,17 +160,17 @@ class Recipe:
 
     @functools.cached_property
     def boxed(self) -> TrainState:
-        """The shapes of a train state, in Flax metadata boxes that contain the names of the axes."""
+        """The shapes of a train state. The leaves are Flax metadata boxes, which contain the names of the axes."""
         return jax.eval_shape(lambda: boxed_state(self.module, self.optimizer, self.batch, 0, self.parts['tuning']))
 
     @functools.cached_property
     def flops(self) -> int:
-        """The number of floating-point operations of a step's matrix products, summed over all devices."""
+        """The floating-point operations of all matrix products of a step, summed over all devices."""
         step = functools.partial(train_step, apply=forward(self.module), optimizer=self.optimizer, **self.parts)
         return matmul_flops(step, nn.unbox(self.boxed), self.batch)
 
     def for_parts(self, config: ConfigDict) -> 'Recipe':
-        """Returns a copy of the recipe that uses config.parallel and config.train.accumulate of `config`."""
+        """Returns a copy of the recipe for `config`, which may differ in parallel and train.accumulate."""
         assert self.flops  # cached here, so that the copies share `flops` and `boxed`
         recipe = copy.copy(self)
         recipe.config, recipe.parts = config, self.parts | {'accumulate': config.train.accumulate}

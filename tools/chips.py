@@ -137,7 +137,7 @@ class Bounds:
 
     @property
     def seconds(self) -> float:
-        """A lower bound of the step's time: arithmetic, memory traffic and links overlap completely."""
+        """A lower bound of the step's time. It assumes that arithmetic, memory traffic and links overlap completely."""
         return max(self.arithmetic, self.memory, self.links)
 
     @property

@@ -48,7 +48,7 @@ def section(name: str, options: list[Option]) -> Iterator[str]:
 
 
 def used_by(option: Option) -> str:
-    """Returns the values of other options for which `option` has an effect; '' if it always has an effect."""
+    """Returns the values of other options for which `option` has an effect, or '' if `option` always has an effect."""
     conditions = []
     for decider, values in option.only.items():
         part = decider.removeprefix('task.')

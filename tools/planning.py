@@ -162,7 +162,10 @@ def too_large(plan: Plan, needed: float, available: float | None = None) -> User
 
 
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
-    """Returns the plans of all candidates of a search, by formula: first the plans that fit, fastest first."""
+    """Returns plans of all candidates of a search, by formula.
+
+    The plans that fit into memory are before the remaining plans. In both groups, faster plans are first.
+    """
     recipes, plans = {}, []
     for candidate in candidates(topology, config):
         key = (candidate.model.remat, candidate.model.remat_keep, candidate.batch.tokens, candidate.batch.rows)
@@ -176,10 +179,10 @@ def ranked(config: ConfigDict, topology: Topology, length: int | None = None) ->
 
 
 def seconds_a_token(plan: Plan) -> tuple[float, float]:
-    """Returns two bounds of the seconds per target position. A search ranks plans by these bounds.
+    """Returns two estimates of the seconds per target position. A search ranks plans by these estimates.
 
-    The first is a lower bound, for which arithmetic, traffic and links overlap completely, rounded to three digits. The
-    second is the time if arithmetic, traffic and links do not overlap.
+    The first estimate is a lower bound, rounded to three digits. It assumes that arithmetic, memory traffic and links
+    overlap completely. The second estimate assumes that they do not overlap.
     """
     best = plan.bounds
     return float(f'{best.seconds / plan.tokens:.3g}'), (best.arithmetic + best.memory + best.links) / plan.tokens
@@ -224,7 +227,7 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
 
 
 def as_flags(plan: Plan) -> str:
-    """Returns the options of a plan that a search chooses, as flags such as '--config.model.remat=True'."""
+    """Returns the options that a search chooses, with the values of `plan`, as flags: '--config.model.remat=True'."""
     config = plan.config
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
     options = {**{f'parallel.{axis}': size for axis, size in plan.mesh.items()}, 'model.remat': config.model.remat,

@@ -141,9 +141,10 @@ class Program:
                 yield from self._everywhere(called, times * iterations)
 
     def _iterations(self, loop: Instruction) -> int:
-        """Returns the number of iterations of a loop that XLA states in the HLO text.
+        """Returns the number of iterations of a loop.
 
-        If XLA does not state the number, returns the largest constant of the loop's condition, an upper limit.
+        If the HLO text does not contain this number, returns the largest constant in the loop's condition. This is an
+        upper limit.
         """
         if count := loop.attribute(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)'):
             return int(count)
@@ -186,7 +187,9 @@ class Program:
 
 
 def group_of(attributes: str, devices: int) -> list[int]:
-    """Returns the first group of communicating devices in a collective's attributes, or all devices without groups.
+    """Returns the first group of communicating devices in a collective's attributes.
+
+    If the attributes contain no groups, returns all devices.
 
     HLO writes groups in three forms: as a list, {{0,1},{2,3}}; as a reshaped range, [2,2]<=[4], possibly with a
     transposition T(1,0); and as axes of a mesh, mesh['x'=2,'y'=2] {'x'}. A mesh may have an order of devices,

@@ -67,10 +67,10 @@ def file_name(split: str) -> str:
 
 
 def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
-    """Returns the sources that the teacher reads completely. The translation of a truncated source would not match it.
+    """Returns the sources that are short enough for the teacher. The teacher would truncate longer sources.
 
     Raises:
-      UserError: if there is no such source that contains text.
+      UserError: if none of these sources contains text.
     """
     kept = [source for source in sources if model.reads_whole(source)]
     if not any(source.strip() for source in kept):

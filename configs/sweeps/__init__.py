@@ -65,7 +65,7 @@ def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
 
     Args:
       sweep: the runs, which must all be different.
-      options: all options of the config. A name of a run contains the shortest unique names of options.
+      options: all options of the config. In the names of runs, each option has its shortest unique name.
     """
     options = list(options)
     short = short_names(options)
