@@ -38,7 +38,10 @@ MODELS = {
 
 
 def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Module:
-    """Returns the Flax module that config.model describes. `sizes` are the sizes of the vocabularies and the output.
+    """Returns the Flax module that config.model describes.
+
+    `sizes` are arguments of the module that depend on the data, such as the sizes of the vocabularies and the number
+    of outputs. A run keeps these sizes in sizes.json.
 
     Raises:
       ValueError: if the sizes do not fit the options.
@@ -53,7 +56,7 @@ def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Modul
 
 
 def check_fits(model: ConfigDict | Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
-    """Raises ValueError if an option of config.model does not fit the `sizes` of the data: 'OPTION: reason'."""
+    """Raises ValueError('OPTION: reason') if an option of config.model does not fit the sizes of the data."""
     if MODELS[model['kind']].module is not PatchTransformer:
         return
     option = 'model.patches.patch'

@@ -1,4 +1,4 @@
-"""Losses as sums over targets. The sums of all parts of a batch are added, and divided once at the end."""
+"""Losses as sums over targets. The sums of all parts of a batch are added. Only the total is divided."""
 
 from typing import Any
 
@@ -77,7 +77,10 @@ def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, '
 
 def divergence(logits: Float[Array, '*batch classes'],
                other_logits: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
-    """Returns KL(p || q) = sum_c p_c (log p_c - log q_c), in nats. p and q are the softmaxes of the two arrays."""
+    """Returns KL(p || q) = sum_c p_c (log p_c - log q_c), in nats.
+
+    p is softmax(logits), and q is softmax(other_logits).
+    """
     log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(other_logits)
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 

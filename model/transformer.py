@@ -30,7 +30,11 @@ class Decoder(nn.Module):
 
     def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation,
                  memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
-        """Computes all positions. `relation` relates targets to targets, `memory_relation` targets to memory."""
+        """Returns the outputs at all positions.
+
+        `relation` relates the targets to themselves (self-attention). `memory_relation` relates the targets to `memory`
+        (cross-attention).
+        """
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x = place(self, 'input', x)
         for layer in self.layers:
