@@ -59,7 +59,7 @@ def judge_all(values: Iterable[float], *, metric: str, patience: int) -> Progres
 
 
 class Due(NamedTuple):
-    """Which actions are due after a training step. The fields are in the order in which the loop does the actions."""
+    """The actions that are due after a training step. The fields have the order in which the loop does the actions."""
     log: bool
     save: bool
     stop: bool

@@ -52,8 +52,9 @@ def saved_steps(workdir: Path) -> list[int]:
 def finished_at(workdir: Path, config: ConfigDict) -> int | None:
     """Returns the step at which a run has finished, or None if the run is not finished.
 
-    A run is finished if its newest checkpoint is evaluated, and no training remains: the checkpoint is at step
-    config.train.steps, or the metric has not improved for config.eval.patience evaluations. Reads only the records.
+    A run is finished if its newest checkpoint has been evaluated, and one of two conditions is true: the checkpoint is
+    at step config.train.steps, or the metric has not improved for config.eval.patience evaluations. This function does
+    not read the checkpoints.
     """
     steps, values = saved_steps(workdir), evaluations(workdir, config.eval.metric)
     if not steps or steps[-1] not in values:
@@ -103,7 +104,7 @@ def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
 
 
 def tensorboard(folder: Path, *plugins: str) -> str:
-    """Returns, for a message, the command that shows a folder of event files in TensorBoard.
+    """Returns text for a message: the command that shows a folder of event files in TensorBoard.
 
     The text also names the packages that must be installed first, because TensorBoard is not installed with this
     project. `plugins` are TensorBoard plugins that the events need.

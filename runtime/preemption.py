@@ -70,8 +70,8 @@ class StopSignals:
         """Runs the body. A signal stops the body at once, because the next start of the run repeats this work.
 
         An example is an evaluation of a saved step. This context manager is used inside `at_a_step`. Yields a function,
-        which the body must call before each batch. A single process stops at once. If there are several processes and
-        one process receives a signal, all processes stop one batch later, in the yielded function. `done` describes the
+        which the body must call before each batch. A single process stops at once. With several processes, if one
+        process receives a signal, all processes stop one batch later, in the yielded function. `done` describes the
         work and the saved step, for the log.
         """
         if jax.process_count() > 1:

@@ -220,7 +220,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
                 stop: StopSignals, profiler: ProfilerWindow, metrics: Metrics) -> None:
     """Runs the training loop until the last step, or until config.eval.patience ends the training.
 
-    Each iteration makes a step. Then it logs metrics, saves a checkpoint and evaluates the model, if this is due.
+    Each iteration makes a step. After some steps, the loop logs metrics, saves a checkpoint or evaluates the model.
     """
     config, first, last = parts.config, int(state.step), parts.config.train.steps
     # An earlier start may have saved this step and stopped before or after its evaluation.
@@ -345,7 +345,7 @@ def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metri
 
 def evaluate_saved(parts: TrainingParts, step: int, state: TrainState, checkpoints: Checkpoints,
                    metrics: Metrics, stop: StopSignals) -> float:
-    """Evaluates the model after `step`, reports the result, and returns the value of config.eval.metric.
+    """Evaluates the model after `step`, logs the result, and returns the value of config.eval.metric.
 
     The step already has a checkpoint. So if a signal stops the evaluation, the resumed run evaluates the step again.
     """

@@ -1,4 +1,4 @@
-"""The choice of config.train.matmul_precision=auto: the faster precision of this model's products on this processor."""
+"""Chooses the precision of matrix products that is faster on this processor (config.train.matmul_precision=auto)."""
 
 import logging
 
@@ -26,13 +26,13 @@ def resolve_precision(config: ConfigDict, tokens: int) -> None:
 
 
 def planned_precision(config: ConfigDict) -> str:
-    """Returns config.train.matmul_precision for a plan, which runs no products: 'default' instead of 'auto'."""
+    """Returns config.train.matmul_precision, but 'default' instead of 'auto', because a plan measures no products."""
     precision = config.train.matmul_precision
     return 'default' if precision == AUTO else precision
 
 
 def product_sizes(config: ConfigDict, tokens: int) -> list[rates.Sizes]:
-    """Returns the sizes of the products of a feed-forward sublayer: its two outputs, and the gradient of a matrix."""
+    """Returns the sizes of three products of a feed-forward sublayer: two forward products and a matrix gradient."""
     rows, width, hidden = min(tokens, ROWS), config.model.d_model, config.model.d_ff
     return [(rows, width, hidden), (rows, hidden, width), (width, rows, hidden)]
 
