@@ -14,8 +14,8 @@ def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequenc
             parts: int = PARTS) -> tuple[Float[Array, '*batch count'], Int[Array, '*batch count']]:
     """Returns the `count` largest logits and their tokens, as jax.lax.top_k does.
 
-    The logits of `forbidden` tokens are replaced by -inf. If several logits are equal, the one with the lowest token
-    comes first. On CPUs, each row is read once.
+    The logits of `forbidden` tokens are replaced by -inf. If several logits are equal, the lowest token comes
+    first. On CPUs, each row is read once.
     """
     exactly = functools.partial(_top_k, count=count, forbidden=forbidden)
     if logits.shape[-1] <= 2 * count * parts:

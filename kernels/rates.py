@@ -1,4 +1,4 @@
-"""The processor, and its measured rates of matrix products."""
+"""Measures the speed of matrix products on this processor, and reads the name of the processor."""
 
 import platform
 import re

@@ -109,7 +109,7 @@ class FeedForward(nn.Module):
     """The feed-forward sublayer max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
 
     With feed_forward='gated', the sublayer is (phi(x W_gate) * (x W_1)) W_2, a gated linear unit with the activation
-    phi. With phi = silu, it is called SwiGLU, and with phi = gelu, GEGLU (Shazeer 2020, arXiv:2002.05202, equations 5
+    phi. This unit is called SwiGLU if phi = silu, and GEGLU if phi = gelu (Shazeer 2020, arXiv:2002.05202, equations 5
     and 6). A gated sublayer has three matrices, so with 2/3 of d_ff it has as many parameters as a plain sublayer.
     """
     config: BlockConfig

@@ -126,7 +126,7 @@ def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTE
 
 
 def place_name(module: Any, name: str = '') -> str:
-    """Returns the full name of a place: the path of `module`, followed by '/' and `name` unless `name` is ''."""
+    """Returns the full name of a place: the path of `module`, '/' and `name`. If `name` is '', returns the path."""
     return '/'.join([*module.path, *([name] if name else [])])
 
 

@@ -210,9 +210,9 @@ class Checkpoints:
         """Returns the parameters of a checkpoint, or their mean over several checkpoints, and the steps that were read.
 
         `choice` is explained in `resolve`. The parameters are on the first local device. If the optimizer kept a moving
-        average of the parameters (config.optimizer.ema), the moving average is used, unless `choice` begins with RAW,
-        as in 'raw:average:5'. 'latest' is the newest readable checkpoint. Newer checkpoints that are damaged are
-        logged.
+        average of the parameters (config.optimizer.ema), the moving average is used. If `choice` begins with RAW, as in
+        'raw:average:5', the parameters themselves are used. 'latest' is the newest readable checkpoint. Newer
+        checkpoints that are damaged are logged.
 
         Raises:
           UserError: if the checkpoint does not exist (see `resolve`) or is damaged, or if `choice` begins with RAW and

@@ -170,7 +170,10 @@ def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: 
 
 
 def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[int]) -> InitialValues:
-    """Returns initial values for a table of learned positions of the given shape, from the table of another run."""
+    """Returns initial values for a table of learned positions of the given shape, from the table of another run.
+
+    Rows of positions beyond the end of the other table are initialised randomly.
+    """
     rows = np.expand_dims(np.arange(shape[axis]) < values.shape[axis],
                           [other for other in range(values.ndim) if other != axis])
     places = np.minimum(np.arange(shape[axis]), values.shape[axis] - 1)

@@ -154,7 +154,7 @@ def vocabulary_from(config: ConfigDict) -> Path | None:
     """Returns the run directory from which a new run takes its tokenizers, or None if the new run learns tokenizers.
 
     With a teacher, this is the directory of the first teacher. Otherwise, it is the directory in
-    config.train.init_from, unless config.train.init_vocabulary is False. Images and series have no vocabulary.
+    config.train.init_from if config.train.init_vocabulary is True. Images and series have no vocabulary.
 
     Raises:
       UserError: if the new run and the run in that directory have different tasks or tokenizer options.

@@ -56,7 +56,7 @@ class RunDirectory:
     Attributes:
       path: the directory.
       asked: the names of the options that the command line sets.
-      resumed: whether the directory already contained a run when it was opened.
+      resumed: True if the directory already contained a run when it was opened.
       finished_at: the step at which this run finished, according to its records. None if the run is not finished.
     """
 

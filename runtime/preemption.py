@@ -58,7 +58,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_a_step(self) -> Iterator[None]:
-        """Runs the body, which makes train steps. Signals are only recorded meanwhile, and do not stop the run."""
+        """Runs the body, which makes train steps. Until the body ends, signals are only recorded."""
         self._later = True
         try:
             yield

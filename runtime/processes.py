@@ -186,7 +186,7 @@ def check_devices() -> None:
 def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """Returns the arguments of jax.distributed.initialize for the job of this process, or None if the process is alone.
 
-    JAX's own detection is not used directly, for two reasons. On Slurm, it counts the tasks of the allocation instead
+    JAX's own detection is not used directly, for two reasons. On Slurm, JAX counts the tasks of the allocation instead
     of the tasks that were started. In a Kubernetes pod, JAX requires that the pod belongs to a Job.
     """
     tasks = int(environment.get('SLURM_STEP_NUM_TASKS', 0))

@@ -196,7 +196,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _listener(port: int) -> Iterator[socket.socket]:
-    """Listens on all addresses of this machine, like JAX's coordinator."""
+    """Yields a socket that listens on `port` at all addresses of this machine, as JAX's coordinator does."""
     dual = socket.has_dualstack_ipv6()
     deadline = time.monotonic() + PORT_FREED
     while True:

@@ -50,8 +50,8 @@ class Compiled:
       shapes: the shapes of a state, as jax.ShapeDtypeStructs with their shardings on the mesh.
       boxed: the shapes of the model's parameters, in Flax metadata boxes, which contain the names of the axes.
       objective: the objective with its arrays on the devices, an argument of the train step and the eval step.
-      part: the rows of every batch that this process must read, including padding rows. Two processes read the same
-        rows only if they share a 'tensor' axis.
+      part: the rows of every batch that this process must read, including padding rows. If the mesh axis 'tensor'
+        extends over several processes, these processes read the same rows.
     """
 
     # There are many keyword arguments, because the compiled programs contain all parts of a training.

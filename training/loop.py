@@ -80,7 +80,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
 
     Args:
       config: the result of a recipe's `get_config()`, possibly with changes. This function does not modify the config.
-      workdir: the run directory. It may be new, or contain a run with this config, which is resumed.
+      workdir: the run directory. It may be new. If it contains a run with this config, the run is resumed.
       draw: a function that draws one example of each evaluation for TensorBoard, such as
         `analysis.pictures.answer_figure`. By default, nothing is drawn.
 
@@ -118,13 +118,13 @@ class TrainingParts(NamedTuple):
     Attributes:
       config: the resolved config.
       directory: the run directory.
-      data: the data of the config. The class depends on the task.
+      data: the data that the config describes. The class of this object depends on the task.
       plan: the training batches.
       validation: the validation batches.
-      model: the model with its search, for evaluations. It has parameters only during an evaluation.
+      model: the model with the search that produces its outputs. This object has parameters only during an evaluation.
       schedule: the learning rate as a function of the number of steps made.
       objective: the function that training minimises.
-      compiled: the mesh, and the steps compiled for it.
+      compiled: the mesh of devices, and the programs that are compiled for this mesh.
       draw: a function that draws a picture from the model, an answer and the attention weights of the answer. None if
         no pictures are drawn.
     """

@@ -164,14 +164,16 @@ def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], wei
     """Returns the objective of guided alignment, which trains a head of cross-attention to align words.
 
     The sources are Chen et al. 2016 (arXiv:1607.01628) and Garg et al. 2019 (arXiv:1909.02074, section 3.2). The
-    objective adds the cross-entropy between gold links and the attention weights A of the head to the loss L:
+    objective adds a cross-entropy to the loss L. It compares the attention weights A of the head with the correct
+    alignment G of the data:
 
         L + weight * sum_t CE_t,    CE_t = -sum_s G_ts log A_ts
 
-    G_ts is 1 / n if target token t is linked to n source tokens and s is one of them, and otherwise 0. Row t of A has
-    the weights of the step that predicts token t. Tokens without links, such as the end token, have CE_t = 0. If there
-    are two forward passes, as in R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the mean of
-    CE_t over the targets. An evaluation does not use the links. `variant` makes the objective of L from `measure`.
+    If target token t is linked to n source tokens, G_ts is 1 / n for these source tokens s. Otherwise G_ts is 0. Row t
+    of A has the weights of the step that predicts token t. Tokens without links, such as the end token, have CE_t = 0.
+    If there are two forward passes, as in R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the
+    mean of CE_t over the targets. An evaluation does not use the links. `variant` makes the objective of L from
+    `measure`.
     """
     objective, (layer, number) = variant(measure), head
     place = f'decoder/layers_{layer}/cross_attention/weights'
@@ -203,10 +205,9 @@ def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply,
         (1 - weight) * measure + weight * CE(q),    CE(q) = -sum_c q_c log p_c
 
     p is the distribution of the next token by the trained model. q is the distribution by the teacher after the same
-    tokens, without dropout and with temperature 1. `measure` is the usual loss.
-    `variant` makes an objective from this loss: with a single pass, with R-Drop or with SimCut. The two passes of
-    R-Drop and SimCut have the same q. The metric 'teacher_divergence' is KL(q || p). An evaluation does not use the
-    teacher.
+    tokens, without dropout and with temperature 1. `measure` is the usual loss. `variant` makes an objective from the
+    whole loss: with a single pass, with R-Drop or with SimCut. The two passes of R-Drop and SimCut have the same q. The
+    metric 'teacher_divergence' is KL(q || p). An evaluation does not use the teacher.
     """
     def objective(teacher_params, apply, params, batch, key):
         if key is None:

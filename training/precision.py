@@ -17,9 +17,9 @@ log = logging.getLogger('allyouneed.train')
 def resolve_precision(config: ConfigDict, tokens: int) -> None:
     """Replaces config.train.matmul_precision=auto by 'bfloat16' or 'default', the same on all processes.
 
-    On CPUs, the function measures float32 and bfloat16 products and logs their rates. Accelerators get 'default', which
-    is already their fast precision. `tokens` is the number of tokens or pixels in a batch. A new run saves the choice
-    in its config.json, so a resumed run keeps it (`RunDirectory`).
+    On CPUs, the function measures float32 and bfloat16 products and logs their rates. Accelerators get 'default',
+    because this is their fast precision. `tokens` is the number of tokens or pixels in a batch. A new run saves the
+    choice in its config.json, so a resumed run keeps this choice (`RunDirectory`).
     """
     if config.train.matmul_precision == AUTO:
         config.train.matmul_precision = from_leader('the precision of products', lambda: _faster(config, tokens))

@@ -44,7 +44,7 @@ def parameter_table(params: Any) -> str:
 
 
 def shapes(part: Any) -> str:
-    """Returns the shapes of a model part's parameters as 'query.kernel 128x4x32, ...', or '128x4x32' for one array."""
+    """Returns the shapes of a part of a model: 'query.kernel 128x4x32, ...', or '128x4x32' if it is one array."""
     def sizes(leaf: Any) -> str:
         return 'x'.join(map(str, leaf.shape)) or 'scalar'
 

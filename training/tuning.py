@@ -32,10 +32,10 @@ class Tuning(NamedTuple):
     """A selection of the parameters to train. By default, all parameters are trained.
 
     Attributes:
-      frozen: patterns of the parameters that keep their initial values.
+      frozen: patterns that select the frozen parameters, which keep their initial values.
       rank: the rank of the adapters, or 0 for no adapters.
       alpha: the output of an adapter is multiplied by alpha / rank.
-      adapted: patterns of the parts whose matrices have an adapter.
+      adapted: patterns that select the matrices with an adapter.
     """
     frozen: Sequence[str] = ()
     rank: int = 0
