@@ -97,11 +97,12 @@ tiled_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1, gradients=True):
-    """Returns the sums (loss, nll, accuracy), and the gradients of the loss with respect to the factors, on CPUs.
+    """Returns the sums (loss, nll, accuracy), and the gradients of the loss with respect to the factors.
 
-    If `gradients` is False, None is returned for the gradients. The gradient with respect to the logits is p - q,
-    with the predicted distribution p and the smoothed target distribution q. Only p is computed as a matrix, tile by
-    tile. The products with q need only one row of the output matrix (the row of the target) and the mean of all rows.
+    This form is fast on CPUs. If `gradients` is False, None is returned for the gradients. The gradient with respect to
+    the logits is weight * (p - q), with the predicted distribution p and the smoothed target distribution q. Only p is
+    computed as a matrix, tile by tile. The products with q need only one row of the output matrix (the row of the
+    target) and the mean of all rows.
     """
     states, table, bias = factors
     dtype, (classes, width) = states.dtype, table.shape

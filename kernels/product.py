@@ -70,7 +70,7 @@ def matrix_gradient(inputs: Float[Array, 'n d'], grad: Float[Array, 'n f'], dtyp
 
 
 def _row_by_row(inputs, grad, dtype):
-    """Returns inputs^T @ grad. inputs^T and the result are in row-major order, because XLA for CPUs is faster then."""
+    """Returns inputs^T @ grad. inputs^T and the result are in row-major order, which is faster with XLA for CPUs."""
     return in_rows(jnp.dot(in_rows(inputs.T), grad, preferred_element_type=dtype))
 
 

@@ -1,4 +1,4 @@
-"""Measures the speed of matrix products on this processor, and reads the name of the processor."""
+"""Measures the speed of matrix products, and reads the name and the instructions of this machine's processor."""
 
 import platform
 import re

@@ -102,7 +102,7 @@ def masked_softmax(scores: Float[Array, 'batch heads target source'],
 
 def attention_pooling(weights: Float[Array, 'batch heads target source'],
                       value: Float[Array, 'batch source groups d_v']) -> Float[Array, 'batch target heads d_v']:
-    """Returns sum_s weights[t, s] value[s], the mean of the values weighted by attention, in the dtype of `value`."""
+    """Returns sum_s weights[t, s] value[s], the weighted mean of the values, in the dtype of `value`."""
     return einsum_per_head('bhts,bshv->bthv', weights.astype(value.dtype), value, value.dtype)
 
 
@@ -141,7 +141,7 @@ def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation
     """Returns the output of `attention`, computed in O(n) memory. The attention weights are not kept.
 
     At most `chunk` queries are scored at a time. A chunk of queries is scored with all keys together, so the ordinary
-    softmax can be used. The second argument of `drop` is the number of the chunk.
+    softmax can be used. The second argument of `drop` is the index of the chunk.
     """
     fields, axes = relation.rows()
 
@@ -154,7 +154,7 @@ def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation
 
 
 def drop_weights(weights: Scores, chunk: Array | int = 0, *, rate: float, key: Key[Array, '']) -> Scores:
-    """Applies dropout to attention weights. The random key is derived from `key` and the number `chunk`."""
+    """Applies dropout to attention weights. The random key is derived from `key` and the index `chunk`."""
     return drop(weights, rate, jax.random.fold_in(key, chunk))
 
 

@@ -86,7 +86,10 @@ class BlockConfig(flax.struct.PyTreeNode):
 
 
 def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAttention:
-    """Returns a self-attention module if `to_itself`, otherwise a cross-attention module, which is never rotary."""
+    """Returns the self-attention module of a block if `to_itself` is True, otherwise the cross-attention module.
+
+    Only self-attention uses rotary positions.
+    """
     return MultiHeadAttention(config.num_heads, config.d_model, *config.head_widths(), score=config.score,
                               rotary=config.rotary() if to_itself else None, kernel=config.attention_kernel,
                               dropout=config.attention_dropout, num_key_value_heads=config.num_key_value_heads,
@@ -182,8 +185,8 @@ class Residual(nn.Module):
 class EncoderBlock(nn.Module):
     """An encoder block: self-attention, then the feed-forward sublayer.
 
-    Without positions, the block is equivariant to permutations of its inputs. With a causal relation, it is the block
-    of a decoder-only language model.
+    Without positions, the block is equivariant to permutations of its inputs. With a causal relation, the block is used
+    in decoder-only language models.
     """
     config: BlockConfig
 
@@ -291,8 +294,8 @@ def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: i
 class SelfAttentionStack(nn.Module):
     """N blocks of self-attention over embedded vectors (section 3.1).
 
-    The stack is the encoder of the Transformer and of the vision Transformer. With a causal relation, it is a
-    decoder-only language model without the embeddings.
+    The stack is the encoder of the Transformer and of the vision Transformer. With a causal relation, the
+    stack is a decoder-only language model without the embeddings.
     """
     config: BlockConfig
     num_layers: int

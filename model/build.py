@@ -19,7 +19,7 @@ BLOCK = frozenset(BlockConfig.__dataclass_fields__)
 
 
 class Kind(NamedTuple):
-    """An architecture: its module, and the name of its own section of config.model ('' if it has no own section).
+    """An architecture: its module, and the section of config.model with the options of this architecture ('' if none).
 
     `build_model` builds the module. Each attribute of the module, and of its `config` (BlockConfig), gets the value of
     the option with the same name in config.model or in this section.

@@ -24,9 +24,9 @@ KEYS_AXIS = {'key': 3, 'value': 2}  # the axis of the keys in each field of `Pas
 class Past(flax.struct.PyTreeNode):
     """The cached keys and values of an attention layer.
 
-    The order of the axes lets the matrix products of a decoding step read the arrays without a copy.
-    The scores are queries [beam, d_k] times keys [d_k, keys], and the output is weights [beam, keys] times values
-    [keys, d_v] (kernels/heads.py). Compared with values [d_v, keys], the second product takes a third of the time.
+    The order of the axes lets the matrix products of a decoding step read the arrays without a copy. The scores are
+    queries [beam, d_k] times keys [d_k, keys], and the output is weights [beam, keys] times values [keys, d_v]
+    (kernels/heads.py). Compared with values [d_v, keys], the second product takes a third of the time.
 
     Attributes:
       key: [batch, groups, d_k, keys]. Groups are the heads of keys and values.

@@ -24,8 +24,9 @@ class Forecaster(nn.Module):
     """A causal Transformer that predicts the steps of a series after a context.
 
     The series is normalised with the mean and the variance of each channel of the context. In the predictions, the
-    normalisation is reversed (Kim et al. 2022, reversible instance normalization). The outputs of the
-    network are differences from the last value of the previous patch, so outputs of zero are the naive forecast.
+    normalisation is reversed (Kim et al. 2022, reversible instance normalization). The outputs of the network are
+    differences from the last value of the previous patch. So if all outputs are zero, the prediction is the naive
+    forecast.
 
     Attributes:
       config, num_layers: options of config.model (configs/options.py).

@@ -88,8 +88,8 @@ class PatchTransformer(nn.Module):
 
     With position='learned', one table has the encodings of all patches and of the class token, so all inputs must have
     the same size. With position='sinusoidal', nothing is added to the class token. With position='none' and mean
-    pooling, the order of the patches has no effect. The relative schemes use the reading order of the patches, also for
-    images.
+    pooling, the order of the patches has no effect. Relative positions are positions in the reading order of the
+    patches, also for images.
 
     Attributes:
       config, num_layers, pooling: options of config.model and config.model.patches (configs/options.py).

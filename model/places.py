@@ -88,12 +88,12 @@ def _active(lens: Lens) -> Iterator[Lens]:
 
 
 def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTED) -> Array:
-    """Names a value of a module. Returns the value, or the edited value if a lens edits the place.
+    """Names a value of a module. Returns the value, or the edited value if the active `Lens` edits the place.
 
     Args:
       module: the module that computes the value; it has a `path`.
-      name: the last part of the place's name: a word in AXES, or another word if the value has the axes SEQUENCE; ''
-        for the output of the module.
+      name: the last part of the place's name. This is a word in AXES, or any other word if the value has the axes
+        SEQUENCE, or '' for the output of the module.
       value: the value.
       relation: for 'scores' and 'weights', the relation of the queries and keys.
 
@@ -152,14 +152,14 @@ def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
 
 
 def wanted(module: Any, *names: str) -> bool:
-    """Returns whether the active lens reads or edits at least one of the places `names` of `module`."""
+    """Returns True if the active `Lens` captures or edits at least one of the places `names` of `module`."""
     lens = _lens.get()
     paths = [place_name(module, name) for name in names] if lens else []
     return lens is not None and any(lens.reads(path) or lens.edit(path) is not None for path in paths)
 
 
 def reading() -> bool:
-    """Returns whether the active lens captures values. If so, the blocks of the model cannot be rematerialised."""
+    """Returns True if the active `Lens` captures values. If so, the blocks of a model cannot be rematerialised."""
     lens = _lens.get()
     return lens is not None and lens.read is not None
 

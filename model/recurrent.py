@@ -232,7 +232,7 @@ class RNNSearch(nn.Module):
 
     configs/options.py explains the attributes that are options of config.model or config.model.recurrent. The remaining
     attributes are:
-      source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
+      source_vocab_size, target_vocab_size: numbers of tokens in the vocabularies.
       d_model: width of the embeddings and of t.
       dropout: dropout rate on the embeddings and on t.
       dtype: dtype of the computation; parameters, alignments and logits are float32.

@@ -79,9 +79,9 @@ class Transformer(nn.Module):
 
     configs/options.py explains the attributes that are options of config.model. The remaining attributes are:
       config: the options of the blocks.
-      source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
+      source_vocab_size, target_vocab_size: numbers of tokens in the vocabularies.
       absent: tokens that an imported vocabulary lacks; their probability is 0.
-      pad: the padding token, which no query sees.
+      pad: the padding token, which the masks hide.
     """
     config: BlockConfig
     num_layers: int

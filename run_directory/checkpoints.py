@@ -253,7 +253,7 @@ class Checkpoints:
         with damage_agreed(folder):
             content, stored = _progress(folder), described(folder / 'state')
             expected, unchecked = content['leaves'], shapes(stored)
-            # Earlier versions did not write the shapes to `progress`, where a checksum protects them.
+            # Earlier versions did not write the shapes to `progress`. There, a checksum protects the shapes.
             saved = content.get('shapes') or {path: unchecked[path] for path in expected}
             refuse_other_arrays(folder, saved, shapes(like))
             places = by_path(like)
@@ -294,8 +294,8 @@ class Checkpoints:
     def _open_manager(self) -> 'ocp.CheckpointManager':
         """Renames checkpoints that are newer than the restored checkpoint, and opens Orbax's checkpoint manager.
 
-        Newer checkpoints exist if they are damaged, or if the leader did not see them at the start because its view of
-        a shared file system was out of date. They are renamed for two reasons: Orbax's manager does not replace the
+        A newer checkpoint is damaged, or the leader did not see it at the start because the leader's view of a shared
+        file system was out of date. Newer checkpoints are renamed for two reasons: Orbax's manager does not replace the
         checkpoint of a step, and does not save a step below the newest step.
         """
         import orbax.checkpoint as ocp  # slow to import, so only where it is used

@@ -30,7 +30,7 @@ def read_config(workdir: Path) -> ConfigDict:
 
 
 def read_saved_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
-    """Returns the config of a run, as `read_config` does, and the names of the options missing in its config.json."""
+    """Returns the config of a run, as `read_config` does, and the names of the options that config.json lacks."""
     try:
         return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +73,7 @@ def evaluations(workdir: Path, metric: str) -> dict[int, float]:
 def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
     """Returns the lines of metrics.jsonl as dictionaries such as {'step': 100, 'train_loss': 5.07, ...}.
 
-    Damaged lines, and values that are not numbers, are skipped.
+    Skips damaged lines, and values that are text or lists instead of numbers.
     """
     return _metrics(workdir)[0]
 

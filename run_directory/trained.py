@@ -59,7 +59,7 @@ class TrainedModel(NamedTuple):
 
 
 def run_paths(text: str) -> list[Path]:
-    """Splits a list of run directories, such as 'A' or 'A,B,C'. Names may contain commas (names in sweeps do).
+    """Splits a list of run directories, such as 'A' or 'A,B,C'. Names may contain commas, as in sweeps.
 
     Raises:
       UserError: if a name is empty.

@@ -109,7 +109,7 @@ class RunDirectory:
         saved, unset = read_saved_config(self.path)
         kept, lowered = {}, self._lowered()
         for key, (old, new) in changed_keys(saved, config).items():
-            if (key, new) == ('train.matmul_precision', 'auto'):  # the run has chosen a value, or was given another one
+            if (key, new) == ('train.matmul_precision', 'auto'):  # the run has a value: its own choice, or an option
                 kept[key] = old
                 continue
             if key in asked or may_change(key) is not None:

@@ -20,7 +20,9 @@ log = logging.getLogger('allyouneed.train')
 
 
 class StopSignals:
-    """A signal handler that stops a run. The first signal stops the run without loss of work, the second immediately.
+    """A signal handler that stops a run.
+
+    The first signal stops the run without loss of work. The second signal ends the run immediately.
 
     Before the training loop, and in the body of `nothing_to_lose`, the first signal stops the run at once by raising
     SystemExit(75) in the main thread. In the body of `at_a_step`, the first signal is only recorded, and the training

@@ -72,7 +72,7 @@ log = logging.getLogger('allyouneed.train')
 
 
 def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figure] | None' = None) -> Run:
-    """Trains a model as train.py does, or resumes the training in `workdir`. Returns the trained run, open for use.
+    """Trains a model as train.py does, or resumes the training in `workdir`. Returns the trained run, ready for use.
 
     In a notebook, this function draws the losses and the metric during training. It also prints the log, unless the
     notebook has set up logging. Interrupting the kernel saves a checkpoint and raises KeyboardInterrupt. The same call
@@ -223,7 +223,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
     Each iteration makes a step. After some steps, the loop logs metrics, saves a checkpoint or evaluates the model.
     """
     config, first, last = parts.config, int(state.step), parts.config.train.steps
-    # An earlier start may have saved this step and stopped before or after its evaluation.
+    # The previous process may have saved this step, and stopped before or after the evaluation of the step.
     if first in checkpoints.values:
         progress = judge(progress, checkpoints.values[first], config)
     elif first and due_at(first, config).evaluate:
@@ -295,7 +295,7 @@ def make_step(compiled: Compiled, state: TrainState, batch: Batch,
 
 
 def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingParts) -> Progress:
-    """Returns the progress after `step`, with one more skipped step if the update of this step was skipped.
+    """Returns the progress after `step`. If the update of this step was skipped, counts one more skipped step.
 
     An update is skipped if the loss or the gradient is not finite (NaN or infinite).
 
@@ -357,7 +357,7 @@ def evaluate_saved(parts: TrainingParts, step: int, state: TrainState, checkpoin
     except SystemExit:
         checkpoints.wait()
         raise
-    checkpoints.wait()  # a reported evaluation implies that its step is saved
+    checkpoints.wait()  # an evaluation is reported only after its step is saved
     metrics.write(step, {**result.metrics, **result.statistics, **memory(), 'compile_seconds': compile_time.seconds})
     metrics.show(step, result.samples, figure)
     if result.samples:

@@ -152,9 +152,8 @@ def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
 def guided_head(config: ConfigDict) -> tuple[int, int | None]:
     """Returns the layer and the head that config.train.guided_head selects, counted from 0.
 
-    The head is None if the option selects the mean of all heads of the layer.
-
-    The default is the mean of the second-to-last layer. Garg et al. 2019 found the best alignments in this layer.
+    The head is None if the option selects the mean of all heads of the layer. The default is the mean of all heads of
+    the second-to-last layer. Garg et al. 2019 found the best alignments in this layer.
     """
     layers, heads = cross_heads(config.model)
     return cross_head(config.train.guided_head, layers, heads) or (max(0, layers - 2), None)
@@ -164,8 +163,8 @@ def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], wei
     """Returns the objective of guided alignment, which trains a head of cross-attention to align words.
 
     The sources are Chen et al. 2016 (arXiv:1607.01628) and Garg et al. 2019 (arXiv:1909.02074, section 3.2). The
-    objective adds a cross-entropy to the loss L. It compares the attention weights A of the head with the correct
-    alignment G of the data:
+    objective adds a cross-entropy to the loss L. This cross-entropy compares the attention weights A of the head with
+    the correct alignment G of the data:
 
         L + weight * sum_t CE_t,    CE_t = -sum_s G_ts log A_ts
 

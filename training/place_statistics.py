@@ -1,8 +1,9 @@
-"""Statistics of the values at places (model/places.py), which evaluations log as metrics (config.track.places).
+"""Statistics of intermediate values of a model. Evaluations log the statistics as metrics (config.track.places).
 
-Places of attention weights have the statistics 'entropy' and 'first_token' of each head. All other places have the
-statistic 'norm'. A statistic is the mean over all tokens of the validation split, without padding. The name of a metric
-is STATISTIC/PLACE or STATISTIC/PLACE/HEAD, such as 'entropy/encoder/layers_0/self_attention/weights/1'.
+A place is the name of an intermediate value (model/places.py). Places of attention weights have the statistics
+'entropy' and 'first_token' of each head. All other places have the statistic 'norm'. A statistic is the mean over all
+tokens of the validation split, without padding. The name of a metric is STATISTIC/PLACE or STATISTIC/PLACE/HEAD, for
+example 'entropy/encoder/layers_0/self_attention/weights/1'.
 """
 
 from collections.abc import Mapping, Sequence

@@ -65,7 +65,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
 
     If the sum of the losses or the norm of the gradient is not finite, the update is skipped. Then only the step number
     changes, the returned `skipped` is 1, and all other sums are 0. A skipped step also changes the learning rate, which
-    depends on the step number. Adam's bias correction depends on the number of updates, so it does not change.
+    depends on the step number. Adam's bias correction does not change, because it depends on the number of updates.
     """
     key = jax.random.fold_in(dropout_key, state.step)
     if axis_name is not None:
