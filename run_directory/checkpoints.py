@@ -319,7 +319,7 @@ class Checkpoints:
         return {*steps[-self._keep_last:], *self._best_first(steps)[:self._keep_best]}
 
     def _best_first(self, steps: Sequence[int]) -> list[int]:
-        """Returns the evaluated steps among `steps`, best first. Of two equal steps, the earlier step comes first."""
+        """Returns the evaluated steps among `steps`, best first. If values are equal, the earlier step comes first."""
         return sorted((step for step in steps if step in self.values),
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))
 
