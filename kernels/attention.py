@@ -1,4 +1,4 @@
-"""Attention with O(n) memory for n positions, in chunks of queries or by the fused kernels of accelerators."""
+"""Attention in chunks of queries, with O(n) memory for n positions, and the fused kernels of accelerators."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,9 +22,9 @@ def in_chunks(function: Callable[[dict[str, Array], Array], Array],
     arXiv:2112.05682, section 3).
 
     Args:
-      function: maps a chunk of the rows, and the number of the chunk, to an array [batch, rows, ...].
-      rows: arrays by name.
-      axes: which axis of each array is the axis of rows, by name.
+      function: maps a chunk of the rows, and the index of the chunk, to an array [batch, rows, ...].
+      rows: the arrays, {name: array}.
+      axes: the number of the axis of rows in each array, {name: axis}.
       chunk: maximum number of rows in a chunk.
     """
     name = next(iter(rows))
@@ -45,11 +45,11 @@ def in_chunks(function: Callable[[dict[str, Array], Array], Array],
 
 
 def of_used_keys(function: Callable[[int], Array], keys: int, used: Int[Array, '']) -> Array:
-    """Returns `function(count)`, the attention to the first `count` of `keys` keys, where count is at least `used`.
+    """Returns `function(count)`, the attention to the first `count` of `keys` keys, for a count of at least `used`.
 
-    The keys after the first `used` keys are hidden, so the result does not depend on count, except for rounding. On a
-    CPU, count is a quarter, a half or all of the keys. On a CPU, attention to many keys is limited by memory bandwidth:
-    with configs/multi30k.py, a step of beam search with 40 instead of 160 keys takes 0.8 of the time.
+    The keys after the first `used` keys are hidden, so the result does not depend on the count, except for rounding. On
+    a CPU, the count is a quarter, a half or all of the keys, because attention to many keys is limited by memory
+    bandwidth: with configs/multi30k.py, a step of beam search with 40 instead of 160 keys takes 0.8 of the time.
     """
     counts = sorted({max(keys // part, min(keys, FEWEST_KEYS)) for part in (4, 2, 1)})
 
@@ -66,8 +66,8 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
                     scale: float | None = None) -> Float[Array, 'batch target heads d_v']:
     """Computes `model.attention.attention` with one kernel, for dot scores times `scale` (default 1 / sqrt(d_k)).
 
-    NVIDIA GPUs use cuDNN's flash attention for float16 and bfloat16. Otherwise the kernel
-    is XLA's, whose memory is not O(n).
+    NVIDIA GPUs use cuDNN's flash attention for float16 and bfloat16. Other dtypes and devices use XLA's
+    implementation, which needs O(n^2) memory.
     """
     on_gpu = jax.default_backend() == 'gpu' and query.dtype in (jnp.float16, jnp.bfloat16)
     sees_any = None

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from kernels.product import matrix_gradient, narrowed
 
-TILE = 2 ** 24  # number of logits that a device has in memory at a time
+TILE = 2 ** 24  # number of logits that a device keeps in memory at a time
 WHOLE = 'Use cross_entropy(projection.logits(), ...).'
 
 # States [batch, ..., d], the matrix [classes, d], and the bias [classes] or None.
@@ -49,8 +49,8 @@ def possible_classes(classes: int, absent: tuple[int, ...]) -> Bool[np.ndarray, 
 def tiles(rows: int, length: int, classes: int, devices: int) -> tuple[int, int]:
     """Returns the number of tiles of a batch, and the number of positions per row in a tile.
 
-    A tile has about TILE logits on each of the `devices`. It contains a part of every row, so that each row stays on
-    its device.
+    A tile has about TILE logits on each of the `devices`. A tile contains a part of every row, so that each row stays
+    on its device.
     """
     least = min(length, -(-rows * length * classes // (TILE * devices)))
     count = min(range(least, min(length, 2 * least) + 1), key=lambda count: (-length % count, count))
@@ -61,13 +61,13 @@ def tiles(rows: int, length: int, classes: int, devices: int) -> tuple[int, int]
 def tiled_cross_entropy(factors: Factors, targets: Int[Array, '*batch'], weights: Float[Array, '*batch'],
                         label_smoothing: float, absent: tuple[int, ...] = (),
                         devices: int = 1) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns the sums (loss, nll, accuracy) of `model.losses.cross_entropy`, for the logits states . matrix + bias.
+    """Returns the sums (loss, nll, accuracy) of `model.losses.cross_entropy` for the logits states @ matrix.T + bias.
 
     `devices` is the number of devices that share the batch. Only the gradients of the loss with respect to the factors
     are supported. Training needs no other gradients, and their computation would take time.
 
     Raises:
-      NotImplementedError: for a gradient of 'nll' or a gradient with respect to the weights.
+      NotImplementedError: for a gradient of 'nll' or a gradient with respect to `weights`.
     """
     return scan_tiles(factors, targets, weights, label_smoothing, absent, devices, gradients=False)[0]
 
@@ -97,11 +97,12 @@ tiled_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1, gradients=True):
-    """Returns the sums (loss, nll, accuracy), and the gradients of the loss with respect to the factors, on CPUs.
+    """Returns the sums (loss, nll, accuracy), and the gradients of the loss with respect to the factors.
 
-    If `gradients` is False, None is returned for the gradients. The gradient with respect to the logits is p - q,
-    with the predicted distribution p and the smoothed target distribution q. Only p is computed as a matrix, tile by
-    tile. The products with q need only one row of the output matrix (the row of the target) and the mean of all rows.
+    This form is fast on CPUs. If `gradients` is False, None is returned for the gradients. The gradient with respect to
+    the logits is weight * (p - q), with the predicted distribution p and the smoothed target distribution q. Only p is
+    computed as a matrix, tile by tile. The products with q need only one row of the output matrix (the row of the
+    target) and the mean of all rows.
     """
     states, table, bias = factors
     dtype, (classes, width) = states.dtype, table.shape
@@ -121,8 +122,8 @@ def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1,
         if not gradients:
             return jax.tree.map(jnp.add, carry, (sums, None, None)), None
         grad_bias = None if bias is None else jnp.einsum('bt,btv->v', weights / total, unnormalised)
-        # The softmax is not normalised. Instead, the factors with which it is multiplied are divided by the sum,
-        # because they are smaller.
+        # The softmax is not normalised. Instead, the arrays that are multiplied by the softmax are divided by the sum,
+        # because these arrays are smaller.
         scale, unnormalised = (weights / total)[..., None], unnormalised.astype(narrow)
         grad_states = scale * jnp.einsum('btv,vd->btd', unnormalised, matrix, preferred_element_type=jnp.float32)
         grad_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)

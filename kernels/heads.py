@@ -10,7 +10,7 @@ from kernels.product import on_one_cpu
 
 POOLED = 'bhts,bshv->bthv'
 SHORT = 128  # maximum number of positions for which the functions with transposed copies are used (see below)
-FEW = 16  # maximum number of queries of a step of decoding: its hypotheses (see `_few_pooled`)
+FEW = 16  # maximum number of queries (hypotheses) in a step of decoding (see `_few_pooled`)
 
 
 def einsum_per_head(equation: str, left: Shaped[Array, '...'], right: Shaped[Array, 'batch source groups width'],
@@ -97,9 +97,10 @@ _pooled.defvjp(_pooled_forward, _pooled_backward)
 FAST = {'bthk,bshk->bhts': _scores, POOLED: _pooled}
 
 
-# A step of decoding reads values [keys, width] of a past. XLA for CPUs is fast at this product only if the result has
-# the heads before the queries in memory: 175 instead of 622 microseconds for values [width, keys] and 1,614 for the
-# plain form (32 sentences, 4 heads, 5 hypotheses, 160 keys, width 64, one thread of an EPYC).
+# A step of decoding reads cached values [keys, width] (`model.cache.Past`). XLA for CPUs is fast at this product only
+# if the result has the heads before the queries in memory. The product then takes 175 microseconds, instead of 622 for
+# values [width, keys] and 1,614 for the plain form (32 sentences, 4 heads, 5 hypotheses, 160 keys, width 64, one thread
+# of an EPYC).
 
 
 @jax.custom_vjp

@@ -14,8 +14,8 @@ def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequenc
             parts: int = PARTS) -> tuple[Float[Array, '*batch count'], Int[Array, '*batch count']]:
     """Returns the `count` largest logits and their tokens, as jax.lax.top_k does.
 
-    The logits of `forbidden` tokens are replaced by -inf. Of equal logits, the first is taken. On CPUs, each row is
-    read once.
+    The logits of `forbidden` tokens are replaced by -inf. If several logits are equal, the lowest token comes
+    first. On CPUs, each row is read once.
     """
     exactly = functools.partial(_top_k, count=count, forbidden=forbidden)
     if logits.shape[-1] <= 2 * count * parts:
@@ -25,8 +25,9 @@ def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequenc
 
 
 def _top_k(logits, count, forbidden=()):
-    """Returns jax.lax.top_k of each row. The array is reshaped to a matrix, because XLA for CPUs is slow otherwise: it
-    sorts an array with more axes completely.
+    """Returns jax.lax.top_k of each row, after `forbidden` tokens are set to -inf.
+
+    The array is reshaped to a matrix, because XLA for CPUs sorts an array with more axes completely, which is slow.
     """
     allowed = _allowed(logits, jnp.arange(logits.shape[-1]), forbidden)
     values, tokens = jax.lax.top_k(allowed.reshape(-1, logits.shape[-1]), count)

@@ -15,7 +15,7 @@ from kernels.layout import in_rows
 
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
-PRODUCT = 'product'  # name for rematerialisation, which does not recognise products with custom gradients by themselves
+PRODUCT = 'product'  # rematerialisation recognises products with custom gradients by this name
 
 
 # Flax's layers call this function with the arguments of jax.lax.dot_general.
@@ -64,19 +64,19 @@ _product.defvjp(_forward, _backward)
 
 
 def matrix_gradient(inputs: Float[Array, 'n d'], grad: Float[Array, 'n f'], dtype: DTypeLike) -> Float[Array, 'd f']:
-    """Returns inputs^T grad, the gradient of a matrix, where `grad` is the gradient of the product inputs @ matrix."""
+    """Returns inputs^T @ grad, the gradient of a matrix. `grad` is the gradient of the product inputs @ matrix."""
     plain = partial(jnp.einsum, 'nd,nf->df', preferred_element_type=dtype)
     return on_one_cpu(partial(_row_by_row, dtype=dtype), plain, inputs, grad)
 
 
 def _row_by_row(inputs, grad, dtype):
-    """Returns inputs^T grad. Both arrays are stored in row-major order, because XLA for CPUs is fast only then."""
+    """Returns inputs^T @ grad. inputs^T and the result are in row-major order, which is faster with XLA for CPUs."""
     return in_rows(jnp.dot(in_rows(inputs.T), grad, preferred_element_type=dtype))
 
 
 def products(inputs: Float[Array, '*batch d'], matrices: Sequence[Float[Array, 'd ...']],
              biases: Sequence[Float[Array, '...']] | None, dtype: DTypeLike) -> list[Float[Array, '...']]:
-    """Returns inputs @ matrix + bias for each matrix, computed by one product, which is faster for few inputs.
+    """Returns inputs @ matrix + bias for each matrix. One joint product is faster for few inputs.
 
     A matrix may have several axes of features: [d, features] or [d, heads, width].
     """
@@ -108,8 +108,8 @@ def logits_product(states: Float[Array, '*batch d'], table: Float[Array, 'vocab 
 def add_bias(inputs: Float[Array, '*batch d'], bias: Float[Array, ' d']) -> Float[Array, '*batch d']:
     """Returns inputs + bias. The gradient of the bias is computed as a matrix product with ones, not as a sum.
 
-    The reason is that XLA for CPUs would fuse the operations that produce the gradient of `inputs` into the sum, and so
-    compute this gradient a second time, column by column.
+    XLA for CPUs would fuse a sum with the operations that produce the gradient of `inputs`. Then this gradient would be
+    computed a second time, column by column.
     """
     return inputs + bias
 

@@ -1,4 +1,4 @@
-"""Random masks for dropout. A mask is drawn once in a step: the backward pass uses the mask of the forward pass."""
+"""Random masks for dropout. A mask is drawn once per step: the backward pass uses the mask of the forward pass."""
 
 import math
 
@@ -10,10 +10,10 @@ LEVELS = 2 ** 16  # 16 random bits decide whether a value is dropped, so rates a
 
 
 def keep_mask(key: Key[Array, ''], rate: float, shape: tuple[int, ...]) -> Bool[Array, '*shape']:
-    """Returns independent random values, each False with probability `rounded(rate)`.
+    """Returns independent random booleans. Each value is False with probability `rounded(rate)`.
 
-    A value depends only on the key, the row (the index along the first axis) and the index in the row, so the values do
-    not depend on the sharding of the rows. One hash supplies the bits of two values.
+    A value depends only on the key, the row (the index along the first axis) and the index in the row. So the mask is
+    the same for every sharding of the rows. One hash supplies the bits of two values.
     """
     rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
     words = (columns + 1) // 2
@@ -38,8 +38,8 @@ def threefry(key: UInt32[Array, '2'], first: UInt32[Array, '*shape'],
              second: UInt32[Array, '*shape']) -> UInt32[Array, '*shape']:
     """Returns the first output word of Threefry-2x32, with 20 rounds, for the counters (first, second).
 
-    Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3. jax.random has the same generator,
-    but on CPUs its rounds are a loop over arrays in memory.
+    The source is Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3. jax.random has the
+    same generator. But on CPUs, the rounds of jax.random are a loop over arrays in memory, which is slower.
     """
     def rotate(words, bits):
         return words << bits | words >> 32 - bits

@@ -1,4 +1,4 @@
-"""The processor, and its measured rates of matrix products."""
+"""Measures the speed of matrix products, and reads the name and the instructions of this machine's processor."""
 
 import platform
 import re
@@ -18,7 +18,7 @@ Sizes = tuple[int, int, int]  # (n, d, f) of a product [n, d] x [d, f]
 
 
 def product_seconds(sizes: Sizes, dtype: DTypeLike) -> float:
-    """Returns the seconds of a product of float32 matrices whose factors are rounded to `dtype`.
+    """Returns the time in seconds of a product of two float32 matrices, which are first rounded to `dtype`.
 
     The sums are in float32. The time includes the rounding, as in kernels/product.py.
     """
@@ -36,7 +36,7 @@ def product_seconds(sizes: Sizes, dtype: DTypeLike) -> float:
 
 
 def product_rate(sizes: Iterable[Sizes], dtype: DTypeLike) -> float:
-    """Returns the rate of products of these sizes, one after the other, in GFLOP/s."""
+    """Returns the rate in GFLOP/s at which products of these sizes are computed one after the other."""
     sizes = list(sizes)
     return 2e-9 * sum(n * d * f for n, d, f in sizes) / sum(product_seconds(size, dtype) for size in sizes)
 

@@ -10,7 +10,7 @@ WITHOUT_REDUCTIONS = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
 
 
 def lacks_flag() -> bool:
-    """Returns whether XLA may compute wrong sums, because the flag is needed and is not set."""
+    """Returns True if this version of jaxlib needs the flag and the flag is not set, so that sums may be wrong."""
     return importlib.metadata.version('jaxlib') == WRONG and 'ynn_fusion_type' not in os.environ.get('XLA_FLAGS', '')
 
 

@@ -41,7 +41,7 @@ Place = Callable[[str, Scores], Scores]  # model.places.place with a fixed modul
 
 def for_each_head(keys: Float[Array, 'batch source groups width'],
                   heads: int) -> Float[Array, 'batch source heads width']:
-    """Returns one copy of the keys or values for each head of queries. Head i gets group i // (heads / groups)."""
+    """Copies the keys or values of each group to its query heads. Query head i gets group i // (heads / groups)."""
     return keys if keys.shape[2] == heads else jnp.repeat(keys, heads // keys.shape[2], axis=2)
 
 
@@ -55,7 +55,7 @@ def scaled_dot_scores(query: Float[Array, 'batch target heads d_k'],
                       key: Float[Array, 'batch source groups d_k']) -> Scores:
     """Returns the scaled dot products q.k / sqrt(d_k), in float32 (section 3.2.1, equation 1).
 
-    The query is scaled instead of the scores, because a query has fewer numbers. The result is the same.
+    The query is scaled instead of the scores. The result is the same, and a query usually has fewer elements.
     """
     return dot_scores(query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype), key)
 
@@ -87,22 +87,22 @@ def masked_softmax(scores: Float[Array, 'batch heads target source'],
                    mask: Mask | None = None) -> Float[Array, 'batch heads target source']:
     """Returns the softmax of the scores over the keys, in float32. A query that sees no key gets weights of 0, not NaN.
 
-    This is equation 1, where the mask is a bias of 0 or -inf that is added to the scores. The scores are scaled by
-    1 / sqrt(d_k) before. For a mask, the order has no effect, because the scaling does not change 0 and -inf. For a
-    finite bias, the order matters.
+    In equation 1, the mask is a bias of 0 or -inf that is added to the scores. Here, the scores have been scaled by
+    1 / sqrt(d_k) before the mask is applied. For a mask, this order has no effect, because scaling does not change 0
+    and -inf. For a finite bias, the order matters.
     """
     scores = scores.astype(jnp.float32)
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
     # Hidden keys get the most negative float32 instead of -inf. With -inf, a row without visible keys would be NaN. The
-    # last line would replace the NaN, but the setting jax_debug_nans would report the NaN as an error before.
+    # last line would replace the NaN, but the setting jax_debug_nans would first report the NaN as an error.
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
     return jnp.where(mask, weights, 0.0)
 
 
 def attention_pooling(weights: Float[Array, 'batch heads target source'],
                       value: Float[Array, 'batch source groups d_v']) -> Float[Array, 'batch target heads d_v']:
-    """Returns sum_s weights[t, s] value[s], the mean of the values weighted by attention, in the dtype of `value`."""
+    """Returns sum_s weights[t, s] value[s], the weighted mean of the values, in the dtype of `value`."""
     return einsum_per_head('bhts,bshv->bthv', weights.astype(value.dtype), value, value.dtype)
 
 
@@ -141,7 +141,7 @@ def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation
     """Returns the output of `attention`, computed in O(n) memory. The attention weights are not kept.
 
     At most `chunk` queries are scored at a time. A chunk of queries is scored with all keys together, so the ordinary
-    softmax can be used. The second argument of `drop` is the number of the chunk.
+    softmax can be used. The second argument of `drop` is the index of the chunk.
     """
     fields, axes = relation.rows()
 
@@ -154,7 +154,7 @@ def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation
 
 
 def drop_weights(weights: Scores, chunk: Array | int = 0, *, rate: float, key: Key[Array, '']) -> Scores:
-    """Applies dropout to attention weights. The random key is derived from `key` and the number `chunk`."""
+    """Applies dropout to attention weights. The random key is derived from `key` and the index `chunk`."""
     return drop(weights, rate, jax.random.fold_in(key, chunk))
 
 
@@ -251,7 +251,7 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, inputs: Float[Array, 'batch target d_target'], key: Keys, value: Values,
                relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
-        """Returns the output of attention from `inputs` to keys and values that `keys_values` has returned."""
+        """Returns the output of attention from `inputs` to `key` and `value`, which are results of `keys_values`."""
         query = self.queries(inputs, relation.target)
         return self.look(query, key, value, relation, deterministic)
 
@@ -259,7 +259,7 @@ class MultiHeadAttention(nn.Module):
              deterministic: bool = True, used: Int[Array, ''] | None = None) -> Float[Array, 'batch target d_model']:
         """Returns the output of attention for projected queries, keys and values. Sows the weights if requested.
 
-        `used` is the number of keys after which `relation` hides all keys. None means that the number is unknown.
+        `relation` hides all keys from index `used` on. If `used` is None, this index is unknown.
         """
         # Nothing is sown during `init`, because `init` would return the weights together with the parameters.
         keep_weights = self.is_mutable_collection('attention') and not self.is_initializing()
@@ -279,7 +279,7 @@ class MultiHeadAttention(nn.Module):
             pooled = fused_attention(query, key, value, relation.whole_mask(), relation.whole_bias(),
                                      scale=None if self.score == 'scaled_dot' else 1.0)
         elif used is not None and not watched:
-            # The arrays get the axes of a past before they enter the branches, so that XLA copies no whole past.
+            # `Past.of` moves the axes before the branches begin. Otherwise XLA would copy the whole arrays.
             past = Past.of(key, value)
 
             def of_first(count):

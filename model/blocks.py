@@ -86,7 +86,10 @@ class BlockConfig(flax.struct.PyTreeNode):
 
 
 def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAttention:
-    """Returns the self-attention of a block if `to_itself`, otherwise the cross-attention, without positions."""
+    """Returns the self-attention module of a block if `to_itself` is True, otherwise the cross-attention module.
+
+    Only self-attention uses rotary positions.
+    """
     return MultiHeadAttention(config.num_heads, config.d_model, *config.head_widths(), score=config.score,
                               rotary=config.rotary() if to_itself else None, kernel=config.attention_kernel,
                               dropout=config.attention_dropout, num_key_value_heads=config.num_key_value_heads,
@@ -95,7 +98,7 @@ def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAtten
 
 def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_model'], past: Past,
                    first: Int[Array, ''], relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-    """Computes self-attention at the newest position of every hypothesis.
+    """Computes self-attention at the newest position of every hypothesis, for one step of decoding.
 
     Returns the outputs and the new past (the cache of keys and values). In the new past, the keys of this position
     begin at index `first`, one key for each hypothesis. The mask of `relation` hides the keys of other hypotheses.
@@ -109,7 +112,7 @@ class FeedForward(nn.Module):
     """The feed-forward sublayer max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
 
     With feed_forward='gated', the sublayer is (phi(x W_gate) * (x W_1)) W_2, a gated linear unit with the activation
-    phi. With phi = silu, it is called SwiGLU, and with phi = gelu, GEGLU (Shazeer 2020, arXiv:2002.05202, equations 5
+    phi. This unit is called SwiGLU if phi = silu, and GEGLU if phi = gelu (Shazeer 2020, arXiv:2002.05202, equations 5
     and 6). A gated sublayer has three matrices, so with 2/3 of d_ff it has as many parameters as a plain sublayer.
     """
     config: BlockConfig
@@ -182,8 +185,8 @@ class Residual(nn.Module):
 class EncoderBlock(nn.Module):
     """An encoder block: self-attention, then the feed-forward sublayer.
 
-    Without positions, the block is equivariant to permutations of its inputs. With a causal relation, it is the block
-    of a decoder-only language model.
+    Without positions, the block is equivariant to permutations of its inputs. With a causal relation, the block is used
+    in decoder-only language models.
     """
     config: BlockConfig
 
@@ -214,7 +217,7 @@ class EncoderBlock(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-        """Computes the newest position of every hypothesis, with the arguments of `attend_to_past`."""
+        """Returns the output at the newest position of each hypothesis, and the new past. See `attend_to_past`."""
         def attend(y):
             nonlocal past
             attended, past = attend_to_past(self.self_attention, y, past, first, relation)
@@ -254,7 +257,7 @@ class DecoderBlock(nn.Module):
     def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: Past, memory_relation: Relation,
                     past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-        """Computes the newest target position of every hypothesis, with the arguments of `attend_to_past`.
+        """Returns the output at the newest target position of each hypothesis, and the new past. See `attend_to_past`.
 
         In cross-attention, the hypotheses of a sentence are queries to the same memory, so the memory is not repeated.
         """
@@ -277,7 +280,7 @@ def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: i
     Rematerialisation saves memory: the backward pass recomputes the intermediate values of a block from its input. With
     config.remat_keep='products', the products of activations with weights are kept and not recomputed (Chen et al.
     2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.05198, section 5).
-    `deterministic` is the index of the block's argument `deterministic`.
+    `deterministic` is the index of the argument `deterministic` of the block's `__call__`, where `self` has index 0.
     """
     if not config.remat or reading():
         return block
@@ -291,8 +294,8 @@ def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: i
 class SelfAttentionStack(nn.Module):
     """N blocks of self-attention over embedded vectors (section 3.1).
 
-    The stack is the encoder of the Transformer and of the vision Transformer. With a causal relation, it is a
-    decoder-only language model without the embeddings.
+    The stack is the encoder of the Transformer and of the vision Transformer. With a causal relation, the
+    stack is a decoder-only language model without the embeddings.
     """
     config: BlockConfig
     num_layers: int
@@ -328,7 +331,7 @@ class SelfAttentionStack(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
-        """Computes the newest position of every hypothesis, with the arguments of `attend_to_past`."""
+        """Returns the output at the newest position of each hypothesis, and the new pasts. See `attend_to_past`."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x, new = place(self, 'input', x), []
         for layer, past in zip(self.layers, pasts, strict=True):

@@ -19,7 +19,7 @@ BLOCK = frozenset(BlockConfig.__dataclass_fields__)
 
 
 class Kind(NamedTuple):
-    """An architecture: its module, and the name of its own section of config.model ('' if it has no own section).
+    """An architecture: its module, and the section of config.model with the options of this architecture ('' if none).
 
     `build_model` builds the module. Each attribute of the module, and of its `config` (BlockConfig), gets the value of
     the option with the same name in config.model or in this section.
@@ -38,7 +38,10 @@ MODELS = {
 
 
 def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Module:
-    """Returns the Flax module that config.model describes. `sizes` are the sizes of the vocabularies and the output.
+    """Returns the Flax module that config.model describes.
+
+    `sizes` are arguments of the module that depend on the data, such as the sizes of the vocabularies and the number
+    of outputs. A run keeps these sizes in sizes.json.
 
     Raises:
       ValueError: if the sizes do not fit the options.
@@ -53,7 +56,7 @@ def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Modul
 
 
 def check_fits(model: ConfigDict | Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
-    """Raises ValueError if an option of config.model does not fit the `sizes` of the data: 'OPTION: reason'."""
+    """Raises ValueError('OPTION: reason') if an option of config.model does not fit the sizes of the data."""
     if MODELS[model['kind']].module is not PatchTransformer:
         return
     option = 'model.patches.patch'

@@ -22,10 +22,11 @@ KEYS_AXIS = {'key': 3, 'value': 2}  # the axis of the keys in each field of `Pas
 
 
 class Past(flax.struct.PyTreeNode):
-    """The keys and values of an attention layer, with the axes that the matrix products of a step read without a copy.
+    """The cached keys and values of an attention layer.
 
-    The scores are queries [beam, d_k] times keys [d_k, keys], and the output is weights [beam, keys] times values
-    [keys, d_v] (kernels/heads.py). Compared with values [d_v, keys], the second product takes a third of the time.
+    The order of the axes lets the matrix products of a decoding step read the arrays without a copy. The scores are
+    queries [beam, d_k] times keys [d_k, keys], and the output is weights [beam, keys] times values [keys, d_v]
+    (kernels/heads.py). Compared with values [d_v, keys], the second product takes a third of the time.
 
     Attributes:
       key: [batch, groups, d_k, keys]. Groups are the heads of keys and values.
@@ -54,7 +55,7 @@ class Past(flax.struct.PyTreeNode):
         return self.key.shape[KEYS_AXIS['key']]
 
     def in_rows(self) -> 'Past':
-        """Returns the same past, stored in the order of its axes, so that no step copies it."""
+        """Returns the same past, stored in row-major order, so that no decoding step copies the arrays."""
         return jax.tree.map(in_rows, self)
 
     def first(self, count: int) -> 'Past':
@@ -70,7 +71,7 @@ class Past(flax.struct.PyTreeNode):
 
     def write(self, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
               first: Int[Array, '']) -> 'Past':
-        """Returns the past after all hypotheses have written the keys and values of one step from index `first` on."""
+        """Returns the past with the keys and values of one step of all hypotheses, written from index `first` on."""
         new = Past.of(key, value)
         return self.replace(**{name: jax.lax.dynamic_update_slice_in_dim(
             getattr(self, name), getattr(new, name).astype(getattr(self, name).dtype), first, axis=axis)
@@ -123,7 +124,7 @@ def no_ancestors(batch: int, beam: int, slots: int) -> Ancestors:
 
 
 def with_own(ancestors: Ancestors, position: Int[Array, '']) -> Ancestors:
-    """Returns the table of ancestors after step `position`, in which every hypothesis has written its own key."""
+    """Returns the table after step `position`. At this step, every hypothesis is its own ancestor."""
     batch, beam, _ = ancestors.shape
     own = jnp.broadcast_to(jnp.arange(beam)[:, None], (batch, beam, 1))
     return jax.lax.dynamic_update_slice_in_dim(ancestors, own, position, axis=2)

@@ -52,7 +52,10 @@ class Projection(flax.struct.PyTreeNode):
 
 
 def with_absent(bias: Float[Array, '{size}'] | None, absent: Sequence[int], size: int) -> Float[Array, '{size}'] | None:
-    """Returns the bias of `size` logits. `absent` tokens get the bias ABSENT. None means that no logit has a bias."""
+    """Returns the bias of `size` logits, in which `absent` tokens have the value ABSENT.
+
+    If `bias` is None, the bias of the remaining tokens is 0. If `absent` is empty, returns `bias` unchanged.
+    """
     if not absent:
         return bias
     return (jnp.zeros(size, jnp.float32) if bias is None else bias).at[jnp.array(absent)].set(ABSENT)
@@ -62,7 +65,7 @@ class OutputProjection(nn.Module):
     """An output matrix that is not shared with an embedding.
 
     Attributes:
-      size: number of pieces of the vocabulary.
+      size: number of tokens in the vocabulary.
     """
     size: int
 

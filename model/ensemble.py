@@ -12,15 +12,15 @@ from model.cache import Cache
 
 
 def log_mean_probability(logits: Sequence[Float[Array, '*batch vocab']]) -> Float[Array, '*batch vocab']:
-    """Returns log(1/n sum_i softmax(z_i)) = logsumexp_i(log_softmax(z_i)) - log n."""
+    """Returns log(1/n sum_i softmax(z_i)) = logsumexp_i(log_softmax(z_i)) - log n. z_i are the logits of model i."""
     return jax.nn.logsumexp(jnp.stack([jax.nn.log_softmax(z) for z in logits]), axis=0) - jnp.log(len(logits))
 
 
 class Ensemble(nn.Module):
     """An ensemble of n models that read the same tokens: p(y) = 1/n sum_i p_i(y) for each token y.
 
-    The ensemble has the interface of its members. Its logits are the logarithms of the mean probabilities. Its cache
-    contains the caches of the members. Only the members have attention weights.
+    p_i is the distribution of model i. The ensemble has the interface of its members. Its logits are the logarithms of
+    the mean probabilities. Its cache contains the caches of the members. Only the members have attention weights.
 
     Attributes:
       members: generative models, possibly of different kinds. Their parameters are named 'members_0', 'members_1', ...

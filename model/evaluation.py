@@ -45,7 +45,7 @@ def forward(module: nn.Module, devices: int = 1) -> Apply:
 
 
 def whole(outputs: Outputs) -> Array:
-    """Returns `outputs`. The product of a Projection (states and output matrix) is computed first."""
+    """Returns the outputs as one array. If they are a Projection (factors of the logits), computes the logits."""
     return outputs.logits() if isinstance(outputs, Projection) else outputs
 
 
@@ -58,7 +58,7 @@ def supervised(measure: Measure) -> Objective:
 
 
 def with_sown(sums: Sums, sown: Any) -> Sums:
-    """Returns the sums after adding the losses that modules have sown.
+    """Returns `sums` with the additional losses that modules have sown.
 
     A sown loss is a mean. So it is multiplied by the number of targets before it is added.
     """

@@ -17,15 +17,16 @@ from model.places import place
 from model.positional import sinusoids
 from model.relation import Relation
 
-SMALLEST_VARIANCE = 1e-5  # of a context, relative to the training data, so that a constant context is not divided by 0
+SMALLEST_VARIANCE = 1e-5  # added to variances, because a constant context has variance 0
 
 
 class Forecaster(nn.Module):
-    """A causal Transformer that maps a context, and the steps that follow it, to predictions of these steps.
+    """A causal Transformer that predicts the steps of a series after a context.
 
-    Mean and variance of each channel of the context are removed from the series, and restored in the predictions (Kim
-    et al. 2022, reversible instance normalization). The outputs of the network are differences from the last value of
-    the previous patch, so outputs of zero are the naive forecast.
+    The series is normalised with the mean and the variance of each channel of the context. In the predictions, the
+    normalisation is reversed (Kim et al. 2022, reversible instance normalization). The outputs of the network are
+    differences from the last value of the previous patch. So if all outputs are zero, the prediction is the naive
+    forecast.
 
     Attributes:
       config, num_layers: options of config.model (configs/options.py).

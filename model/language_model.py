@@ -37,9 +37,9 @@ class LanguageModel(nn.Module):
 
     configs/options.py explains the attributes that are options of config.model. The remaining attributes are:
       config: the options of the blocks.
-      vocab_size: number of pieces of the vocabulary.
+      vocab_size: number of tokens in the vocabulary.
       absent: tokens that an imported vocabulary lacks; their probability is 0.
-      pad: the padding token, which no query sees.
+      pad: the padding token, which the masks hide.
     """
     config: BlockConfig
     num_layers: int

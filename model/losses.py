@@ -1,4 +1,4 @@
-"""Losses as sums over targets. The sums of all parts of a batch are added, and divided once at the end."""
+"""Losses as sums over targets. The sums of all parts of a batch are added. Only the total is divided."""
 
 from typing import Any
 
@@ -35,8 +35,9 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
                   weights: Float[Array, '*batch'], label_smoothing: float, absent: tuple[int, ...] = ()) -> Sums:
     """Returns the cross-entropy with the smoothed target distribution q = (1 - eps) * onehot + eps * u (section 5.4).
 
-    u is uniform over the classes that can occur. The classes in `absent` cannot occur: an imported vocabulary has no
-    tokens with these numbers. The loss is computed without q:
+    eps is `label_smoothing`. u is uniform over the classes that can occur. The classes in `absent` cannot occur,
+    because an imported vocabulary has no tokens with these numbers. The loss is computed without q. With
+    p = softmax(logits):
 
         -sum_c q_c log p_c = logsumexp(logits) - (1 - eps) * logit[target] - eps * mean(logits)
 
@@ -77,7 +78,10 @@ def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, '
 
 def divergence(logits: Float[Array, '*batch classes'],
                other_logits: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
-    """Returns KL(p || q) = sum_c p_c (log p_c - log q_c), in nats. p and q are the softmaxes of the two arrays."""
+    """Returns KL(p || q) = sum_c p_c (log p_c - log q_c), in nats.
+
+    p is softmax(logits), and q is softmax(other_logits).
+    """
     log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(other_logits)
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 

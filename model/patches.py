@@ -69,7 +69,7 @@ def patches(inputs: Float[Array, 'batch *space channels'], patch: int | tuple[in
 
 
 def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patches d_model']:
-    """Returns the sinusoidal encodings of a grid of patches. All axes of the grid have the same number of channels.
+    """Returns the sinusoidal encodings of a grid of patches. The channels are divided equally between the axes.
 
     For an image, the first half of the channels encodes the row of a patch, and the second half encodes the column.
 
@@ -88,8 +88,8 @@ class PatchTransformer(nn.Module):
 
     With position='learned', one table has the encodings of all patches and of the class token, so all inputs must have
     the same size. With position='sinusoidal', nothing is added to the class token. With position='none' and mean
-    pooling, the order of the patches has no effect. The relative schemes use the reading order of the patches, also for
-    images.
+    pooling, the order of the patches has no effect. Relative positions are positions in the reading order of the
+    patches, also for images.
 
     Attributes:
       config, num_layers, pooling: options of config.model and config.model.patches (configs/options.py).
@@ -142,7 +142,7 @@ class PatchTransformer(nn.Module):
         return place(self, 'head', head(pooled))
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
-        """Returns the position encodings of the class token (if the model has one) and of a grid of patches."""
+        """Returns the position encodings of all patches, and before them of the class token if the model has one."""
         d_model = self.config.d_model
         position = self.config.position
         if position == 'learned':

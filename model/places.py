@@ -28,7 +28,7 @@ PAIRS = 'batch', 'head', 'query', 'key'
 AXES = {'queries': PER_HEAD, 'keys': PER_HEAD, 'values': PER_HEAD, 'heads': PER_HEAD, 'scores': PAIRS, 'weights': PAIRS,
         'pooled': ('batch', 'width'), 'initial': ('batch', 'width'), 'head': ('batch', 'output')}
 SEQUENCE = 'batch', 'position', 'width'  # the axes of values at all other places
-EDITS = 'edits'  # key in the parameters for the numbers that edits use
+EDITS = 'edits'  # key in the parameters for the arrays that edits use
 
 
 class At(NamedTuple):
@@ -58,9 +58,10 @@ class Lens:
     """An object that edits and captures values at places during a forward pass.
 
     Attributes:
-      edit: a function from the name of a place to the function that replaces the value, or to None.
-      read: a function from the name of a place to whether the value is captured; None if no value is captured. An
-        edited value is captured after the edit.
+      edit: a function that takes the name of a place and returns the function that replaces the value. It returns
+        None for a place without an edit.
+      read: a function that takes the name of a place and returns True if the value is captured. If `read` is None, no
+        value is captured. An edited value is captured after the edit.
       captured: the captured values by the name of the place.
       positions: positions of the tokens of this step, int [#batch, 1]; None if the pass computes all positions.
     """
@@ -87,12 +88,12 @@ def _active(lens: Lens) -> Iterator[Lens]:
 
 
 def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTED) -> Array:
-    """Gives `value` a place, and returns it. Returns another value if a lens edits the place.
+    """Names a value of a module. Returns the value, or the edited value if the active `Lens` edits the place.
 
     Args:
       module: the module that computes the value; it has a `path`.
-      name: the last part of the place's name: a word in AXES, or another word if the value has the axes SEQUENCE; ''
-        for the output of the module.
+      name: the last part of the place's name. This is a word in AXES, or any other word if the value has the axes
+        SEQUENCE, or '' for the output of the module.
       value: the value.
       relation: for 'scores' and 'weights', the relation of the queries and keys.
 
@@ -125,7 +126,7 @@ def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTE
 
 
 def place_name(module: Any, name: str = '') -> str:
-    """Returns the full name of a place: the path of `module`, followed by '/' and `name` unless `name` is ''."""
+    """Returns the full name of a place: the path of `module`, '/' and `name`. If `name` is '', returns the path."""
     return '/'.join([*module.path, *([name] if name else [])])
 
 
@@ -135,10 +136,11 @@ def axes_of(name: str) -> tuple[str, ...]:
 
 
 def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
-    """Returns the name of the text (an argument of the module) whose tokens are the entries of an axis of a place.
+    """Returns the name of the module's argument that contains the tokens along `axis` of the place `name`.
 
-    `arguments` are the names of all arguments: one name, or 'source' and 'target'. For images and series, the tokens
-    are the patches of the argument 'inputs', which may have a mask and other arguments beside it.
+    `arguments` are the names of all arguments. For texts, they are one name, or 'source' and 'target'. For images and
+    series, the tokens are the patches of the argument 'inputs'. `arguments` may then contain more names, such as the
+    name of a mask.
     """
     if 'inputs' in arguments:
         return 'inputs'
@@ -150,21 +152,21 @@ def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
 
 
 def wanted(module: Any, *names: str) -> bool:
-    """Returns whether the active lens reads or edits at least one of the places `names` of `module`."""
+    """Returns True if the active `Lens` captures or edits at least one of the places `names` of `module`."""
     lens = _lens.get()
     paths = [place_name(module, name) for name in names] if lens else []
     return lens is not None and any(lens.reads(path) or lens.edit(path) is not None for path in paths)
 
 
 def reading() -> bool:
-    """Returns whether the active lens captures values. If so, the blocks of the model cannot be rematerialised."""
+    """Returns True if the active `Lens` captures values. If so, the blocks of a model cannot be rematerialised."""
     lens = _lens.get()
     return lens is not None and lens.read is not None
 
 
 @contextlib.contextmanager
 def at_positions(positions: Int[Array, '*#batch']) -> Iterator[None]:
-    """Runs the body, a step of a search, at the given positions: one for all sentences, or one for each sentence."""
+    """Sets the token positions of the body, one step of a search: one for all sentences, or one for each sentence."""
     lens = _lens.get()
     if lens is None:
         yield
@@ -184,7 +186,7 @@ def loop_positions(length: int) -> Int[Array, '1 length'] | None:
 
 
 def looped(step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, tuple[Any, dict[str, Array]]]]:
-    """Returns the body of a loop over positions from a function that makes one step. The step may contain places.
+    """Converts `step`, which computes one position, into the body of a loop. The step may contain places.
 
     `step(module, carry, *args) -> carry, outputs` becomes
     `body(module, carry, position, *args) -> carry, (outputs, captured)`. Stack `captured` along axis 1, and pass it to
@@ -202,7 +204,7 @@ def looped(step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, tup
 
 
 def leave_loop(captured: dict[str, Array]) -> None:
-    """Stores the values that were captured in a loop in the lens. The axis of steps becomes the axis of positions."""
+    """Stores in the lens the values that a loop has captured. The axis of steps becomes the axis of positions."""
     lens = _lens.get()
     if lens is None:
         return
@@ -215,7 +217,7 @@ def leave_loop(captured: dict[str, Array]) -> None:
 
 def observing(apply: Callable[..., Any], edit: Editor | None = None,
               read: Callable[[str], bool] | None = None) -> Callable[..., tuple[Any, dict[str, Array]]]:
-    """Returns a function that calls `apply` with a lens, and returns its result and the captured values.
+    """Returns a function that calls `apply` with a lens. The function returns (result of `apply`, captured values).
 
     Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is active
     during the call, both lenses have an effect: the edits of the other lens are applied after `edit`, and if `read` is
@@ -247,9 +249,9 @@ class Observed:
 
     Attributes:
       module: the original module.
-      editor: a function from the numbers that the edits use, `params[EDITS]`, to the attribute `edit` of a Lens. The
-        numbers are arguments of the compiled program, so new numbers need no new compilation. In training, the
-        parameters have no such numbers, and the argument of `editor` is None.
+      editor: a function that takes the arrays `params[EDITS]` and returns the attribute `edit` of a Lens. The arrays
+        are arguments of the compiled program, so their values can change without a new compilation. In training,
+        `params` has no entry EDITS, and the argument of `editor` is None.
     """
 
     def __init__(self, module: Any, editor: Callable[[Any], Editor]):

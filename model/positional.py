@@ -38,8 +38,9 @@ def sines_cosines(angles: Float[AnyArray, '*n']) -> tuple[Float[AnyArray, '*n'],
 def sinusoids(positions: Int[AnyArray, '*positions'], d_model: int) -> Float[Array, '*positions d_model']:
     """Returns PE[i, 2j] = sin(i / 10000^(2j/d)) and PE[i, 2j+1] = cos(i / 10000^(2j/d)) of positions i = 0, 1, ...
 
-    The numerator is the position i; a well-known slide wrongly has 1 instead. Angles are in radians; published tables
-    with sin 1 = 0.02 wrongly use degrees. For a fixed offset k, the same linear map takes PE[i] to PE[i+k] for every i.
+    d is d_model. The numerator is the position i; a well-known slide wrongly has 1 instead. Angles are in radians;
+    published tables with sin 1 = 0.02 wrongly use degrees. For a fixed offset k, the same linear map takes PE[i] to
+    PE[i+k] for every i.
 
     Raises:
       ValueError: if d_model is odd, because sines and cosines form pairs.
@@ -85,7 +86,7 @@ class PositionalEncoding(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """The rotation angles of rotary positions. configs/options.py explains the attributes as options model.rotary_*.
+    """The rotation angles of rotary positions. The attributes are the options model.rotary_* (configs/options.py).
 
     The scaling adapts a model to texts that are longer than its training texts. 'linear' divides all positions by
     `factor` (Chen et al. 2023, arXiv:2306.15595). 'llama3' slows down only the pairs of channels that make few turns in
@@ -118,13 +119,11 @@ def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray,
            rotary: Rotary = Rotary()) -> Float[Array, 'batch length heads width']:
     """Returns x after a rotation: the pair (x_2j, x_2j+1) at position i is rotated by i / w_j radians.
 
-    w is `rotary.wavelengths(width)`.
-
-    By default, w_j is 10000^(2j/width). The scores of rotated queries and keys depend only on the difference of their
-    positions (Su et al. 2021, arXiv:2104.09864, equation 15).
+    w is the array `rotary.wavelengths(width)`. By default, w_j is 10000^(2j/width). The scores of rotated queries
+    and keys depend only on the difference of their positions (Su et al. 2021, arXiv:2104.09864, equation 15).
 
     Raises:
-      ValueError: if the width is odd, because numbers are rotated in pairs.
+      ValueError: if the width is odd, because channels are rotated in pairs.
     """
     width = x.shape[-1]
     if width % 2:
@@ -176,7 +175,7 @@ class AlibiBias(flax.struct.PyTreeNode):
 
 
 class BucketedBias(flax.struct.PyTreeNode):
-    """T5's learned bias on the scores. The table has one number for each bucket of offsets and each head."""
+    """T5's learned bias on the scores. The table has one value for each bucket of offsets and each head."""
     table: Float[Array, 'buckets heads']
 
     def __call__(self, target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],

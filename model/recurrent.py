@@ -35,7 +35,7 @@ def orthogonal_blocks(key: Key[Array, ''], shape: tuple[int, int], dtype: DTypeL
 
 def dense(size: int, reads: str, writes: str, dtype: DTypeLike, use_bias: bool = True,
           init: Callable[..., Array] = default_kernel_init) -> nn.Dense:
-    """Returns a linear layer whose matrix has axes with the names `reads` and `writes`."""
+    """Returns a linear layer. `reads` and `writes` are the names of the axes of its matrix (training/mesh.py)."""
     return nn.Dense(size, use_bias=use_bias, dtype=dtype,
                     kernel_init=nn.with_logical_partitioning(init, (reads, writes)))
 
@@ -163,7 +163,7 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, state: State, inputs: Float[Array, 'batch beam d_gates'], prepared: dict[str, Any]) -> tuple[
             State, tuple[State, Float[Array, 'batch beam d_states'], Weights | None]]:
-        """Returns s_i, and the outputs of the loop, (s_i, c_i, alpha_i or None), from s_{i-1} and projected y_{i-1}."""
+        """Maps s_{i-1} and projected y_{i-1} to s_i and (s_i, c_i, alpha_i). Without attention, alpha_i is None."""
         if self.attention:
             context, weights = self.cross_attention(state, **prepared)
             state = self.cell(state, inputs + self.context(context))
@@ -232,7 +232,7 @@ class RNNSearch(nn.Module):
 
     configs/options.py explains the attributes that are options of config.model or config.model.recurrent. The remaining
     attributes are:
-      source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
+      source_vocab_size, target_vocab_size: numbers of tokens in the vocabularies.
       d_model: width of the embeddings and of t.
       dropout: dropout rate on the embeddings and on t.
       dtype: dtype of the computation; parameters, alignments and logits are float32.
@@ -268,7 +268,7 @@ class RNNSearch(nn.Module):
 
     @property
     def length_limit(self) -> None:
-        """None, because a recurrent network reads sequences of any length."""
+        """Always None (no limit), because a recurrent network reads sequences of any length."""
         return None
 
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],

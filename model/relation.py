@@ -17,7 +17,7 @@ Mask = Bool[Array, '#batch #heads #target #source']
 
 
 def look_ahead_mask(length: int) -> Bool[Array, '1 1 target source']:
-    """Returns the causal mask, with which position i sees the positions j <= i (section 3.2.3).
+    """Returns the causal mask: position i sees the positions j <= i (section 3.2.3).
 
     The diagonal is visible, because the targets are shifted right by one: the input of position i is the token before
     the predicted token. Some publications mask the diagonal, but this hides the input of each position from itself.
@@ -38,10 +38,10 @@ def segment_mask(target: Int[Array, 'batch target'],
 
 def window_mask(target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],
                 window: int) -> Bool[Array, '#batch 1 target source']:
-    """Returns the mask with which query t sees key s if |t - s| < window (Beltagy et al. 2020, arXiv:2004.05150, 3.1).
+    """Returns the window mask: query t sees key s if |t - s| < window (Beltagy et al. 2020, arXiv:2004.05150, 3.1).
 
     Together with a look-ahead mask, a query sees itself and the window - 1 positions before it, as in Mistral 7B (Jiang
-    et al. 2023, arXiv:2310.06825). Without a look-ahead mask, it also sees the window - 1 positions after it.
+    et al. 2023, arXiv:2310.06825). Without a look-ahead mask, a query also sees the window - 1 positions after it.
     """
     return (jnp.abs(target[:, :, None] - source[:, None, :]) < window)[:, None]
 
@@ -67,9 +67,9 @@ class Relation(flax.struct.PyTreeNode):
       source_segments: the number of the packed example of each key.
       mask: an additional mask.
       bias: the function that computes the bias of relative positions on the scores.
-      causal: whether keys at later positions than the query are hidden.
-      bidirectional: whether T5's buckets distinguish keys after the query from keys before the query.
-      window: a query sees only keys at a distance below this number; 0: any distance.
+      causal: if True, a query does not see keys at later positions than its own position.
+      bidirectional: if True, T5's bias (BucketedBias) has separate buckets for keys before and after the query.
+      window: a query sees only keys at a distance below this number. If 0, the distance is not limited.
     """
     target: Int[AnyArray, '#batch target'] | None = None
     source: Int[AnyArray, '#batch source'] | None = None

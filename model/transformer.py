@@ -30,7 +30,11 @@ class Decoder(nn.Module):
 
     def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation,
                  memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
-        """Computes all positions. `relation` relates targets to targets, `memory_relation` targets to memory."""
+        """Returns the outputs at all positions.
+
+        `relation` relates the targets to themselves (self-attention). `memory_relation` relates the targets to `memory`
+        (cross-attention).
+        """
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x = place(self, 'input', x)
         for layer in self.layers:
@@ -75,9 +79,9 @@ class Transformer(nn.Module):
 
     configs/options.py explains the attributes that are options of config.model. The remaining attributes are:
       config: the options of the blocks.
-      source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
+      source_vocab_size, target_vocab_size: numbers of tokens in the vocabularies.
       absent: tokens that an imported vocabulary lacks; their probability is 0.
-      pad: the padding token, which no query sees.
+      pad: the padding token, which the masks hide.
     """
     config: BlockConfig
     num_layers: int

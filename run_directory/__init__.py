@@ -1,1 +1,1 @@
-"""The files of a run: config, records, checkpoints, progress and trained models. Also reads parts of other runs."""
+"""Reads and writes the files of a run: config, records, checkpoints, progress and trained models."""

@@ -210,9 +210,9 @@ class Checkpoints:
         """Returns the parameters of a checkpoint, or their mean over several checkpoints, and the steps that were read.
 
         `choice` is explained in `resolve`. The parameters are on the first local device. If the optimizer kept a moving
-        average of the parameters (config.optimizer.ema), the moving average is used, unless `choice` begins with RAW,
-        as in 'raw:average:5'. 'latest' is the newest readable checkpoint. Newer checkpoints that are damaged are
-        logged.
+        average of the parameters (config.optimizer.ema), the moving average is used. If `choice` begins with RAW, as in
+        'raw:average:5', the parameters themselves are used. 'latest' is the newest readable checkpoint. Newer
+        checkpoints that are damaged are logged.
 
         Raises:
           UserError: if the checkpoint does not exist (see `resolve`) or is damaged, or if `choice` begins with RAW and
@@ -253,7 +253,7 @@ class Checkpoints:
         with damage_agreed(folder):
             content, stored = _progress(folder), described(folder / 'state')
             expected, unchecked = content['leaves'], shapes(stored)
-            # Earlier versions did not write the shapes to `progress`, where a checksum protects them.
+            # Earlier versions did not write the shapes to `progress`. There, a checksum protects the shapes.
             saved = content.get('shapes') or {path: unchecked[path] for path in expected}
             refuse_other_arrays(folder, saved, shapes(like))
             places = by_path(like)
@@ -294,9 +294,9 @@ class Checkpoints:
     def _open_manager(self) -> 'ocp.CheckpointManager':
         """Renames checkpoints that are newer than the restored checkpoint, and opens Orbax's checkpoint manager.
 
-        Such checkpoints are damaged, or the leader did not see them at the start because its view of a shared file
-        system was out of date. They are renamed because the manager does not replace a step, and does not save a step
-        below the newest step.
+        A newer checkpoint is damaged, or the leader did not see it at the start because the leader's view of a shared
+        file system was out of date. Newer checkpoints are renamed for two reasons: Orbax's manager does not replace the
+        checkpoint of a step, and does not save a step below the newest step.
         """
         import orbax.checkpoint as ocp  # slow to import, so only where it is used
 
@@ -315,11 +315,11 @@ class Checkpoints:
             preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # left by a killed run
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Returns the steps to keep: the last `keep_last` and the best `keep_best` of `steps`, which are ascending."""
+        """Returns the steps to keep: the last `keep_last` and the best `keep_best`. `steps` are in ascending order."""
         return {*steps[-self._keep_last:], *self._best_first(steps)[:self._keep_best]}
 
     def _best_first(self, steps: Sequence[int]) -> list[int]:
-        """Returns the steps of `steps` with an evaluation, best first. If two steps are equal, the earlier is first."""
+        """Returns the evaluated steps among `steps`, best first. If values are equal, the earlier step comes first."""
         return sorted((step for step in steps if step in self.values),
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))
 
@@ -384,7 +384,7 @@ def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
 
 
 def _progress(folder: Path) -> dict[str, Any]:
-    """Reads the file `progress` of a checkpoint, with the checksums and the progress of the training loop."""
+    """Reads the file `progress` of a checkpoint. It contains the checksums and the progress of the training loop."""
     refuse_pipes(folder)
     content = json.loads((folder / 'progress' / 'metadata').read_text('utf-8'))  # written by Orbax's JsonSave
     if content.pop('sha256') != _digest(content):

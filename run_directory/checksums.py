@@ -1,4 +1,4 @@
-"""Checksums and shapes of the arrays of a state, listed by path, and their comparison with a checkpoint."""
+"""Computes checksums and shapes of the arrays of a state, by path, and compares them with a checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,8 @@ def checksum(array: Array) -> UInt32[Array, '2']:
 
     The checksum consists of two sums of hashes of (value, index), mod 2^32. The hash is the finaliser of MurmurHash3
     (Appleby, public domain), applied to the bits of the value. The finaliser is a bijection of 32-bit numbers. So a
-    change of one value always changes the checksum. A change of several values is missed with probability 2^-64.
+    change of one value always changes the checksum. A change of several values leaves the checksum unchanged with
+    probability 2^-64.
     """
     array = array.astype(jnp.uint8) if array.dtype == bool else array
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)

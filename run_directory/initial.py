@@ -53,17 +53,17 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     """Reads initial parameters from the run in config.train.init_from, and logs which parameters are used.
 
     A parameter is used if the other run has a parameter with the same name and shape. Axes that depend on the data may
-    differ in size. If the vocabularies differ, the pieces that are in both vocabularies keep their rows. If the tables
-    of learned positions differ in length, the positions that are in both tables keep their rows. If the classes or the
-    values differ, the head is initialised randomly.
+    differ in size. If the vocabularies differ, only the rows of the tokens in both vocabularies are used. If the tables
+    of learned positions differ in length, only the rows of the positions in both tables are used. If the runs have
+    different classes or different predicted values, the output layer (the head) is initialised randomly.
 
     Args:
       config: the config of the new run.
       data: the data of the new run.
-      boxed: the shapes of the new run's parameters, in Flax's boxes with the names of the axes.
+      boxed: the shapes of the new run's parameters, in Flax metadata boxes, which contain the names of the axes.
 
     Returns:
-      {name: initial values}, without the parameters that are initialised randomly.
+      {name: initial values}. Parameters that are initialised randomly have no entry.
 
     Raises:
       UserError: if the other run cannot be read, or if its model has other sizes.
@@ -127,9 +127,9 @@ def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
 
 
 def _outputs_differ(path: Path, data: Data) -> bool:
-    """Returns whether the classes or the values of images or series differ from those in the other run.
+    """Returns True if the two runs have different classes or different predicted values, for images and series.
 
-    In this case, the log names the classes, because the head of the other run cannot be used.
+    If so, logs the classes or values of both runs, because the output layer of the other run cannot be used.
     """
     old, new = InputFormat.of(read_sizes(path, read_config(path).task)), InputFormat.of(data.sizes)
     if (old.classes, old.targets) == (new.classes, new.targets):
@@ -159,7 +159,10 @@ def _vocabularies(name: str, old: Mapping[str, Tokenizer],
 
 
 def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: Tokenizer) -> InitialValues:
-    """Returns the embeddings `values` of another run, with the rows along `axis` in the order of the new vocabulary."""
+    """Returns the embeddings `values` of another run, with the rows along `axis` in the order of the new vocabulary.
+
+    Rows of tokens that are missing in the old vocabulary are initialised randomly.
+    """
     index = {piece: row for row, piece in enumerate(old.pieces(range(len(old))))}
     places = np.array([index.get(piece, -1) for piece in new.pieces(range(len(new)))])
     rows = np.expand_dims(places >= 0, [other for other in range(values.ndim) if other != axis])
@@ -167,7 +170,10 @@ def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: 
 
 
 def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[int]) -> InitialValues:
-    """Returns initial values for a table of learned positions of the given shape, from the table of another run."""
+    """Returns initial values for a table of learned positions of the given shape, from the table of another run.
+
+    Rows of positions beyond the end of the other table are initialised randomly.
+    """
     rows = np.expand_dims(np.arange(shape[axis]) < values.shape[axis],
                           [other for other in range(values.ndim) if other != axis])
     places = np.minimum(np.arange(shape[axis]), values.shape[axis] - 1)

@@ -19,7 +19,7 @@ class Progress:
     Attributes:
       best: the best value of the metric in the evaluations so far, or None before the first evaluation.
       without_better: the number of evaluations since the best evaluation.
-      stopped: whether the run stops early, because the metric has not improved for config.eval.patience evaluations.
+      stopped: True if the run stops early, because the metric has not improved for config.eval.patience evaluations.
       skipped: the number of steps whose update was skipped because the loss or the gradient was not finite.
       sums: the fields of a `Sums`, summed over the steps since metrics were last logged. None if there was no step
         since then.
@@ -59,7 +59,7 @@ def judge_all(values: Iterable[float], *, metric: str, patience: int) -> Progres
 
 
 class Due(NamedTuple):
-    """Which actions are due after a training step. The fields are in the order in which the loop does the actions."""
+    """The actions that are due after a training step. The fields have the order in which the loop does the actions."""
     log: bool
     save: bool
     stop: bool
@@ -75,7 +75,7 @@ def due_at(step: int, config: ConfigDict, *, minutes: float = 0.0, stop_requeste
       step: the number of steps so far.
       config: the config of the run.
       minutes: the time since the last checkpoint or, before the first checkpoint, since the start.
-      stop_requested: whether a signal has asked the run to stop.
+      stop_requested: True if a signal has asked the run to stop.
     """
     last = step == config.train.steps
     evaluate = last or step % config.eval.every == 0

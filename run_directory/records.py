@@ -30,7 +30,7 @@ def read_config(workdir: Path) -> ConfigDict:
 
 
 def read_saved_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
-    """Returns the config of a run, as `read_config` does, and the names of the options missing in its config.json."""
+    """Returns the config of a run, as `read_config` does, and the names of the options that config.json lacks."""
     try:
         return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
@@ -52,8 +52,9 @@ def saved_steps(workdir: Path) -> list[int]:
 def finished_at(workdir: Path, config: ConfigDict) -> int | None:
     """Returns the step at which a run has finished, or None if the run is not finished.
 
-    A run is finished if its newest checkpoint is evaluated, and no training remains: the checkpoint is at step
-    config.train.steps, or the metric has not improved for config.eval.patience evaluations. Reads only the records.
+    A run is finished if its newest checkpoint has been evaluated, and one of two conditions is true: the checkpoint is
+    at step config.train.steps, or the metric has not improved for config.eval.patience evaluations. This function does
+    not read the checkpoints.
     """
     steps, values = saved_steps(workdir), evaluations(workdir, config.eval.metric)
     if not steps or steps[-1] not in values:
@@ -72,7 +73,7 @@ def evaluations(workdir: Path, metric: str) -> dict[int, float]:
 def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
     """Returns the lines of metrics.jsonl as dictionaries such as {'step': 100, 'train_loss': 5.07, ...}.
 
-    Damaged lines, and values that are not numbers, are skipped.
+    Skips damaged lines, and values that are text or lists instead of numbers.
     """
     return _metrics(workdir)[0]
 
@@ -103,7 +104,7 @@ def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
 
 
 def tensorboard(folder: Path, *plugins: str) -> str:
-    """Returns, for a message, the command that shows a folder of event files in TensorBoard.
+    """Returns text for a message: the command that shows a folder of event files in TensorBoard.
 
     The text also names the packages that must be installed first, because TensorBoard is not installed with this
     project. `plugins` are TensorBoard plugins that the events need.

@@ -46,8 +46,8 @@ class TrainedModel(NamedTuple):
       module: the module that the config describes, or an Ensemble.
       params: the parameters of the module.
       steps: the steps of the checkpoints that were read. For an ensemble, a list of steps for each member.
-      tokenizers: the tokenizer of each side of the text, such as 'source'.
-      sizes: the sizes of the data, with which the module was built.
+      tokenizers: {'source': tokenizer, 'target': tokenizer} or {'text': tokenizer}; empty for images and series.
+      sizes: the content of sizes.json, such as the sizes of the vocabularies. The module was built with these sizes.
     """
     workdirs: list[Path]
     config: ConfigDict
@@ -59,7 +59,7 @@ class TrainedModel(NamedTuple):
 
 
 def run_paths(text: str) -> list[Path]:
-    """Splits a list of run directories, such as 'A' or 'A,B,C'. A name may contain commas, as the runs of sweeps do.
+    """Splits a list of run directories, such as 'A' or 'A,B,C'. Names may contain commas, as in sweeps.
 
     Raises:
       UserError: if a name is empty.
@@ -91,7 +91,7 @@ def read_model(workdir: Path, checkpoint: str, dtype: str | None = None) -> Trai
 
 def make_model(folder: Path, config: ConfigDict, params: Params, steps: Sequence[int],
                dtype: str | None = None) -> TrainedModel:
-    """Makes a trained model from a config and parameters. Reads the tokenizers and the data sizes in `folder`.
+    """Makes a trained model from a config and parameters. Reads the tokenizers and sizes.json in `folder`.
 
     Raises:
       UserError: if config, parameters, tokenizers and sizes do not match each other.
@@ -151,10 +151,10 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
 
 
 def vocabulary_from(config: ConfigDict) -> Path | None:
-    """Returns the run directory from which a new run takes its tokenizers, or None if it learns new tokenizers.
+    """Returns the run directory from which a new run takes its tokenizers, or None if the new run learns tokenizers.
 
     With a teacher, this is the directory of the first teacher. Otherwise, it is the directory in
-    config.train.init_from, unless config.train.init_vocabulary is False. Images and series have no vocabulary.
+    config.train.init_from if config.train.init_vocabulary is True. Images and series have no vocabulary.
 
     Raises:
       UserError: if the new run and the run in that directory have different tasks or tokenizer options.
@@ -200,7 +200,7 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
 
 @contextlib.contextmanager
 def parts_of_one_run(workdir: Path) -> Iterator[None]:
-    """Runs the body, which combines the files of a run. Turns its errors into a UserError: the files do not match."""
+    """Runs the body, which combines the files of a run. Raises UserError if the files do not match each other."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -214,7 +214,7 @@ def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> 
 
     A name is a path such as 'encoder/layers_0/feed_forward/inner/kernel'.
 
-    `sizes` are the sizes of the task's data, as in `TrainedModel`.
+    `sizes` is the content of sizes.json, as in `TrainedModel`.
     """
     return _traced_shapes(module, TASKS[task].data, tuple(sizes.get('shape', ())), sizes.get('outputs', 0))
 
@@ -239,8 +239,8 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 def _check_parameters(module: nn.Module, task: str, sizes: Mapping[str, Any], params: Params) -> None:
     """Raises ValueError if names or shapes of `params` do not match the module. The message names one parameter.
 
-    The check traces the module, which takes a tenth of the time of a short decoding. So a file in the user's cache
-    records each combination of module, shapes and code that has passed the check, and such a check is not repeated.
+    The check traces the module, which takes a tenth of the time of a short decoding. So the check is not repeated for a
+    combination of module, shapes and code that has passed it before. A file in the user's cache records this.
     """
     shapes = _shapes(params)
     code = [(path.name, path.stat().st_mtime_ns) for path in sorted(Path(model.__file__).parent.glob('*.py'))]

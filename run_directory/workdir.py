@@ -31,7 +31,7 @@ from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config: one line for each resumption that changes options
 FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
-LOWERED = 'lowered.json'  # {option: requested value}, for options that changed when the run began (too little data)
+LOWERED = 'lowered.json'  # {option: requested value}, for options that were lowered at the start (too little data)
 TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
 OWNER = 'owner'  # the file with the lease, a line that identifies the training that uses the directory
@@ -56,8 +56,8 @@ class RunDirectory:
     Attributes:
       path: the directory.
       asked: the names of the options that the command line sets.
-      resumed: whether the directory already contained a run when it was opened.
-      finished_at: the step at which this run finished, from its records; None if it is not finished.
+      resumed: True if the directory already contained a run when it was opened.
+      finished_at: the step at which this run finished, according to its records. None if the run is not finished.
     """
 
     def __init__(self, path: str | None, config: ConfigDict, *, asked: Collection[str] = ()):
@@ -72,8 +72,8 @@ class RunDirectory:
           asked: the names of the options that the command line sets.
 
         Raises:
-          UserError: if the directory contains files but no run, if another training uses the directory, if options have
-            changed that must not change, or if a process cannot see the leader's directory.
+          UserError: if the directory contains files but no run, if another training uses the directory, if an option
+            that must stay the same has changed, or if a process cannot see the leader's directory.
         """
         if not path:
             raise UserError('--workdir is missing. Set it to the directory of the run, such as --workdir=runs/demo')
@@ -109,7 +109,7 @@ class RunDirectory:
         saved, unset = read_saved_config(self.path)
         kept, lowered = {}, self._lowered()
         for key, (old, new) in changed_keys(saved, config).items():
-            if (key, new) == ('train.matmul_precision', 'auto'):  # the run has chosen a value, or was given another one
+            if (key, new) == ('train.matmul_precision', 'auto'):  # the run has a value: its own choice, or an option
                 kept[key] = old
                 continue
             if key in asked or may_change(key) is not None:
@@ -258,7 +258,7 @@ class RunDirectory:
 
 
 def check_same_inputs(config: ConfigDict, data: Data) -> None:
-    """Raises UserError if the options or the data of a process differ from process 0. Paths of files may differ."""
+    """Raises UserError if a process has other options or other data than process 0. Paths of files may differ."""
     options = {key: value for key, value in flatten(config).items() if not getattr(BY_NAME[key].allowed, 'file', False)}
     first, *others = exchange('the config', options)
     for number, other in enumerate(others, 1):
@@ -283,7 +283,7 @@ def may_change(key: str) -> str | None:
 
 
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
-    """Returns a message such as 'train: train.en, train.de' for each split whose data differs from the run's data."""
+    """Returns one message for each split with changed data, such as 'train: train.en, train.de' (the changed files)."""
     path = workdir / KEPT / FINGERPRINTS
     saved = read_json(path, 'Restore the file from a copy of the run')
     changed = []

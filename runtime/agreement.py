@@ -108,7 +108,7 @@ def different(purpose: str, value: Any) -> list[int]:
 
 
 class Greatest:
-    """The maxima of numbers over all processes, computed without waiting for the devices.
+    """A function that returns the maxima of numbers over all processes, without waiting for the devices.
 
     With several processes, a call returns the maxima of the numbers in the previous call. The devices compute the
     maxima after the current train step, and the next call reads the result. So the host stays one step ahead of the

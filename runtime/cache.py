@@ -16,9 +16,9 @@ log = logging.getLogger('allyouneed.train')
 def cache_folder(cache_dir: str) -> Path:
     """Returns the folder where runs share tokenizers, token stores and compiled programs.
 
-    This is `cache_dir` (config.cache_dir). If `cache_dir` is empty, it is the folder allyouneed in the user's cache. By
-    the XDG base directory specification, the user's cache is $XDG_CACHE_HOME if this is an absolute path, and otherwise
-    ~/.cache.
+    Returns `cache_dir` (config.cache_dir), or the folder allyouneed in the user's cache if `cache_dir` is empty. The
+    user's cache is $XDG_CACHE_HOME if this is an absolute path, and otherwise ~/.cache (XDG base directory
+    specification).
     """
     if cache_dir:
         return expanded(cache_dir)

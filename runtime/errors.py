@@ -24,8 +24,8 @@ def messages_of(check: Callable[[], object]) -> list[str]:
 def full_disk(error: BaseException | None) -> str | None:
     """Returns the operating system's message if the cause of `error` is a full disk, a quota or a file size limit.
 
-    Returns None for other errors. Libraries wrap the system's error in their own errors. TensorStore includes it only
-    as text, so messages are searched, too.
+    Returns None for other errors. Libraries wrap the system's error in their own errors. TensorStore keeps only the
+    text of the system's error, so the texts of all errors are searched, too.
     """
     while error is not None:
         for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -69,8 +69,8 @@ def little_memory_explained() -> Iterator[None]:
 def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
     """Runs the body, which executes the user's Python file at `path`. Turns exceptions of the file into a UserError.
 
-    The message is like 'PATH:LINE: NameError: ...'. If `only` is True, exceptions that were not raised in the file are
-    not changed.
+    The message is like 'PATH:LINE: NameError: ...'. If `only` is True, only exceptions that were raised in the file
+    become a UserError. Other exceptions are raised unchanged.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """Returns the type and the message of an exception of the user's code. Its method __str__ may fail."""
+    """Returns the type and the message of an exception of the user's code, even if its method __str__ fails."""
     try:
         return str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {getattr(error, "msg", error)}'
     except BaseException:
@@ -102,7 +102,8 @@ def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:
 
     cause = error
     while cause is not None:
-        if isinstance(cause, SyntaxError) and (cause.filename is None or is_path(cause.filename)):  # no text: None
+        # A SyntaxError has no filename if the file is not text.
+        if isinstance(cause, SyntaxError) and (cause.filename is None or is_path(cause.filename)):
             return f'{path}:{cause.lineno}' if cause.lineno else path, cause
         lines = [line for frame, line in traceback.walk_tb(cause.__traceback__) if is_path(frame.f_code.co_filename)]
         if lines:

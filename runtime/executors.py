@@ -39,7 +39,7 @@ class Job:
       name: the name of the run.
       commands: the commands with their arguments.
       log: the file to which the commands' output is appended.
-      stopping: whether `stop` was called. If so, no further command starts.
+      stopping: True after a call of `stop`. Then no further command starts.
       process: the process of the current command.
     """
     name: str

@@ -35,7 +35,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def check_name(path: Path) -> None:
-    """Raises UserError if the path is not UTF-8, because libraries that write checkpoints cannot open it."""
+    """Raises UserError if the path is not UTF-8. The libraries that write checkpoints cannot open such a path."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:

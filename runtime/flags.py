@@ -15,7 +15,7 @@ DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFIN
 
 
 def flag(default: Any, help_text: str, choices: Sequence[str] | None = None) -> Any:
-    """Returns a dataclass field that is also a command-line flag. `choices` are the allowed values, or None for any."""
+    """Returns a dataclass field that is also a command-line flag. `choices` are the allowed values; None allows all."""
     return dataclasses.field(default=default, metadata={HELP: help_text, CHOICES: choices})
 
 

@@ -54,7 +54,7 @@ def written_folder(folder: Path, advice: str = 'Free some space, then run the sa
 
 
 def _create(folder: Path, afterwards: contextlib.ExitStack) -> Path:
-    """Makes a temporary folder next to `folder`. The temporary folder is locked, and `afterwards` will remove it."""
+    """Makes a locked temporary folder next to `folder`. Closing the exit stack `afterwards` removes this folder."""
     while True:
         place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{UNFINISHED}'))
         try:

@@ -1,9 +1,9 @@
 """Locks on files. The system releases a lock when its file is closed, or when the process ends or crashes.
 
-The library filelock is not used, for three reasons. First, it always creates the file. Second, the commands that a
-process starts do not inherit the locks of the process. Third, on a file system without locks, the behaviour depends on
-the version of filelock: it reports that the lock is held, raises an error, or creates a file that a killed process
-leaves behind.
+The library filelock is not used, for three reasons. First, filelock always creates the file. Second, the commands that
+a process starts do not inherit the locks of the process. Third, on a file system without locks, the behaviour depends
+on the version of filelock. Some versions report that the lock is held, some raise an error, and some create a file that
+a killed process leaves behind.
 """
 
 import fcntl
@@ -42,10 +42,10 @@ def lock_directory(directory: Path, name: str, users: str, *, waiting: str = '',
     Args:
       directory: the directory.
       name: the name of the file.
-      users: a plural noun such as 'runs', for the warning that no two `users` may use the directory.
+      users: a plural noun such as 'runs'. The warning says that no two runs may use the directory.
       waiting: the text of a log line. If it is not empty and another process holds the lock, this process logs the text
         and waits for the lock.
-      inheritable: whether commands that this process starts also hold the lock, until the last command ends.
+      inheritable: if True, commands that this process starts also hold the lock, until the last command ends.
 
     Raises:
       BlockingIOError: if another process holds the lock and `waiting` is empty.

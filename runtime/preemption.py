@@ -20,7 +20,9 @@ log = logging.getLogger('allyouneed.train')
 
 
 class StopSignals:
-    """A signal handler that stops a run. The first signal stops the run without loss of work, the second immediately.
+    """A signal handler that stops a run.
+
+    The first signal stops the run without loss of work. The second signal ends the run immediately.
 
     Before the training loop, and in the body of `nothing_to_lose`, the first signal stops the run at once by raising
     SystemExit(75) in the main thread. In the body of `at_a_step`, the first signal is only recorded, and the training
@@ -58,7 +60,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_a_step(self) -> Iterator[None]:
-        """Runs the body, which makes train steps. Signals are only recorded meanwhile, and do not stop the run."""
+        """Runs the body, which makes train steps. Until the body ends, signals are only recorded."""
         self._later = True
         try:
             yield
@@ -70,8 +72,8 @@ class StopSignals:
         """Runs the body. A signal stops the body at once, because the next start of the run repeats this work.
 
         An example is an evaluation of a saved step. This context manager is used inside `at_a_step`. Yields a function,
-        which the body must call before each batch. A single process stops at once. If there are several processes and
-        one process receives a signal, all processes stop one batch later, in the yielded function. `done` describes the
+        which the body must call before each batch. A single process stops at once. With several processes, if one
+        process receives a signal, all processes stop one batch later, in the yielded function. `done` describes the
         work and the saved step, for the log.
         """
         if jax.process_count() > 1:

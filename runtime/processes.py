@@ -149,9 +149,9 @@ def ending_together() -> Iterator[None]:
 def _explain_abort() -> None:
     """Makes abort() print a message and exit with the status STOPPED.
 
-    JAX calls abort() in its own thread if another process is lost, and has no callback for this event. A signal handler
-    in Python would be too late: Python runs it between two instructions of the main thread, but the process ends when
-    the C handler returns.
+    JAX calls abort() in its own thread if another process is lost. JAX has no callback for this event. A signal handler
+    in Python would run too late: Python runs handlers between two instructions of the main thread, but the process ends
+    as soon as the handler in C returns. So this function installs a handler in C.
     """
     global _on_abort
     _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: _leave(
@@ -184,10 +184,10 @@ def check_devices() -> None:
 
 
 def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the arguments of jax.distributed.initialize for the job of this process, or None if it runs alone.
+    """Returns the arguments of jax.distributed.initialize for the job of this process, or None if the process is alone.
 
-    JAX's own detection is not used directly, for two reasons. On Slurm, it counts the tasks of the allocation instead
-    of the tasks that were started. In a Kubernetes pod, it requires that the pod belongs to a Job.
+    JAX's own detection is not used directly, for two reasons. On Slurm, JAX counts the tasks of the allocation instead
+    of the tasks that were started. In a Kubernetes pod, JAX requires that the pod belongs to a Job.
     """
     tasks = int(environment.get('SLURM_STEP_NUM_TASKS', 0))
     if tasks:

@@ -135,7 +135,10 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
 
 
 def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any]) -> dict[str, str] | None:
-    """Reads the ticket from a new connection, and adds the process to `arrived`. Returns an error for wrong flags."""
+    """Reads the ticket (the flags of a process) from a new connection, and adds the process to `arrived`.
+
+    Returns None, or a verdict with an error if the flags of the processes do not match.
+    """
     connection.settimeout(5)
     try:
         ticket = _parsed(connection.makefile('rb').readline(10_000))
@@ -193,7 +196,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _listener(port: int) -> Iterator[socket.socket]:
-    """Listens on all addresses of this machine, like JAX's coordinator."""
+    """Yields a socket that listens on `port` at all addresses of this machine, as JAX's coordinator does."""
     dual = socket.has_dualstack_ipv6()
     deadline = time.monotonic() + PORT_FREED
     while True:

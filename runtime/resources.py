@@ -8,14 +8,15 @@ import jax
 
 
 def peak_resident() -> int:
-    """Returns the peak resident memory of this process in bytes. macOS reports bytes, other systems kilobytes."""
+    """Returns the peak resident memory of this process in bytes. (macOS counts in bytes, other systems in KiB.)"""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 
 def memory() -> dict[str, float]:
     """Returns the memory in use, in GB: 'resident_gb' of this process, 'device_gb' and 'device_peak_gb' of a device.
 
-    The device is the first device of this process. If it does not report its memory, its two values are left out.
+    The device is the first device of this process. If this device does not report its memory, the result lacks both
+    values of the device.
     """
     try:
         resident = int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()

@@ -50,8 +50,8 @@ class Compiled:
       shapes: the shapes of a state, as jax.ShapeDtypeStructs with their shardings on the mesh.
       boxed: the shapes of the model's parameters, in Flax metadata boxes, which contain the names of the axes.
       objective: the objective with its arrays on the devices, an argument of the train step and the eval step.
-      part: the rows of every batch that this process must read, including padding rows. Two processes read the same
-        rows only if they share a 'tensor' axis.
+      part: the rows of every batch that this process must read, including padding rows. If the mesh axis 'tensor'
+        extends over several processes, these processes read the same rows.
     """
 
     # There are many keyword arguments, because the compiled programs contain all parts of a training.
@@ -59,7 +59,7 @@ class Compiled:
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
                  accumulate: int = 1, precision: str = 'default', tuning: Tuning = EVERYTHING,
                  places: Sequence[str] = (), devices: Devices | None = None):
-        """Defines the programs, but does not compile. `example` can be any batch, because only its shapes are used.
+        """Defines the programs without compiling them. `example` can be any batch, because only its shapes are used.
 
         The eval step also computes the statistics of `places` (training/place_statistics.py).
 
@@ -155,7 +155,7 @@ class Compiled:
     def init(self, seed: int, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
         """Returns a fresh state. Each device initialises its own shard, so the state need not fit on one device.
 
-        `initial` contains the values of the parameters that are not initialised randomly.
+        `initial` contains the initial values of some parameters. All other parameters are initialised randomly.
         """
         initial = jax.device_put(dict(initial), self._everywhere)
         return jax.jit(lambda initial: nn.unbox(self._fresh(seed=seed, initial=initial)),

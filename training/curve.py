@@ -34,13 +34,13 @@ class LiveCurve:
         self._display = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of a step. Redraws the plot after an evaluation, or if it was drawn INTERVAL seconds ago."""
+        """Adds the metrics of a step. Redraws the plot after each evaluation, and otherwise every INTERVAL seconds."""
         self._lines.append({'step': step, **metrics})
         if self._metric in metrics or time.monotonic() - self._drawn > INTERVAL:
             self._draw()
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Does nothing: the log already shows the samples of an evaluation."""
+        """Does nothing, because the log already shows the samples of an evaluation."""
 
     def close(self, failed: bool = False) -> None:
         """Draws the plot for the last time."""
@@ -75,7 +75,7 @@ class LiveCurve:
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Runs the body. Meanwhile, prints the project's log, unless the notebook has set up its own logging handlers."""
+    """Prints the project's log while the body runs, unless the notebook has set up its own logging handlers."""
     top = logging.getLogger('allyouneed')
     if top.hasHandlers():
         yield

@@ -49,7 +49,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
       source: the folder.
       workdir: a new or an empty directory.
       recipe: a config for further training. The run gets the data, batch and optimizer options of this config.
-      allow_nonfinite: whether the weights may contain NaN and infinity.
+      allow_nonfinite: if True, weights with NaN and infinity are accepted.
 
     Raises:
       UserError: if the folder cannot be read, the model is not supported or fails the test, or the directory is not

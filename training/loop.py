@@ -72,7 +72,7 @@ log = logging.getLogger('allyouneed.train')
 
 
 def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figure] | None' = None) -> Run:
-    """Trains a model as train.py does, or resumes the training in `workdir`. Returns the trained run, open for use.
+    """Trains a model as train.py does, or resumes the training in `workdir`. Returns the trained run, ready for use.
 
     In a notebook, this function draws the losses and the metric during training. It also prints the log, unless the
     notebook has set up logging. Interrupting the kernel saves a checkpoint and raises KeyboardInterrupt. The same call
@@ -80,7 +80,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
 
     Args:
       config: the result of a recipe's `get_config()`, possibly with changes. This function does not modify the config.
-      workdir: the run directory. It may be new, or contain a run with this config, which is resumed.
+      workdir: the run directory. It may be new. If it contains a run with this config, the run is resumed.
       draw: a function that draws one example of each evaluation for TensorBoard, such as
         `analysis.pictures.answer_figure`. By default, nothing is drawn.
 
@@ -118,13 +118,13 @@ class TrainingParts(NamedTuple):
     Attributes:
       config: the resolved config.
       directory: the run directory.
-      data: the data of the config. The class depends on the task.
+      data: the data that the config describes. The class of this object depends on the task.
       plan: the training batches.
       validation: the validation batches.
-      model: the model with its search, for evaluations. It has parameters only during an evaluation.
+      model: the model with the search that produces its outputs. This object has parameters only during an evaluation.
       schedule: the learning rate as a function of the number of steps made.
       objective: the function that training minimises.
-      compiled: the mesh, and the steps compiled for it.
+      compiled: the mesh of devices, and the programs that are compiled for this mesh.
       draw: a function that draws a picture from the model, an answer and the attention weights of the answer. None if
         no pictures are drawn.
     """
@@ -220,10 +220,10 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
                 stop: StopSignals, profiler: ProfilerWindow, metrics: Metrics) -> None:
     """Runs the training loop until the last step, or until config.eval.patience ends the training.
 
-    Each iteration makes a step. Then it logs metrics, saves a checkpoint and evaluates the model, if this is due.
+    Each iteration makes a step. After some steps, the loop logs metrics, saves a checkpoint or evaluates the model.
     """
     config, first, last = parts.config, int(state.step), parts.config.train.steps
-    # An earlier start may have saved this step and stopped before or after its evaluation.
+    # The previous process may have saved this step, and stopped before or after the evaluation of the step.
     if first in checkpoints.values:
         progress = judge(progress, checkpoints.values[first], config)
     elif first and due_at(first, config).evaluate:
@@ -295,7 +295,7 @@ def make_step(compiled: Compiled, state: TrainState, batch: Batch,
 
 
 def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingParts) -> Progress:
-    """Returns the progress after `step`, with one more skipped step if the update of this step was skipped.
+    """Returns the progress after `step`. If the update of this step was skipped, counts one more skipped step.
 
     An update is skipped if the loss or the gradient is not finite (NaN or infinite).
 
@@ -345,7 +345,7 @@ def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metri
 
 def evaluate_saved(parts: TrainingParts, step: int, state: TrainState, checkpoints: Checkpoints,
                    metrics: Metrics, stop: StopSignals) -> float:
-    """Evaluates the model after `step`, reports the result, and returns the value of config.eval.metric.
+    """Evaluates the model after `step`, logs the result, and returns the value of config.eval.metric.
 
     The step already has a checkpoint. So if a signal stops the evaluation, the resumed run evaluates the step again.
     """
@@ -357,7 +357,7 @@ def evaluate_saved(parts: TrainingParts, step: int, state: TrainState, checkpoin
     except SystemExit:
         checkpoints.wait()
         raise
-    checkpoints.wait()  # a reported evaluation implies that its step is saved
+    checkpoints.wait()  # an evaluation is reported only after its step is saved
     metrics.write(step, {**result.metrics, **result.statistics, **memory(), 'compile_seconds': compile_time.seconds})
     metrics.show(step, result.samples, figure)
     if result.samples:

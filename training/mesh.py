@@ -25,15 +25,15 @@ from runtime.errors import UserError
 
 ROWS = PartitionSpec(('data', 'fsdp'))  # the sharding of a batch
 RULES = (  # name that a module gives to an axis of a parameter -> axis of the mesh; earlier rules take precedence
-    ('vocab', 'tensor'),     # pieces of a vocabulary, classes
+    ('vocab', 'tensor'),     # tokens of a vocabulary, or classes
     ('heads', 'tensor'),     # attention heads
     ('mlp', 'tensor'),       # width inside a feed-forward or alignment network
     ('gates', 'tensor'),     # gates and candidates of a recurrent cell
-    ('embed', 'fsdp'),       # width of the stream between blocks
+    ('embed', 'fsdp'),       # width of the model (d_model)
     ('state', 'fsdp'),       # width of a recurrent state
     ('kv', None),            # width of a head
     ('position', None),      # rows of a table of positions
-    ('patch', None),         # numbers in a patch
+    ('patch', None),         # values in a patch
 )
 
 Devices = Sequence[Any]  # a sequence of jax.Device, which type checkers do not accept as a type
@@ -64,9 +64,9 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
 
     `boxed` contains the shapes, in Flax metadata boxes, which contain the names of the axes. Leaves without names, such
     as biases, are replicated. Sometimes the size of a mesh axis does not divide the size of the matrix axis: for
-    example, a vocabulary of 8,001 over tensor=2, or two key heads over tensor=4. Then the mesh axis shards another axis
-    of the matrix, the largest axis whose size it divides. So the matrix is still stored in shards, without padding.
-    Such axes are logged.
+    example, a vocabulary of 8,001 over tensor=2, or two key heads over tensor=4. Then another axis of the matrix is
+    sharded instead: the largest axis whose size is a multiple of the size of the mesh axis. So the matrix is still
+    stored in shards, without padding. Such axes are logged.
     """
     moved = set()
 
@@ -94,11 +94,11 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
 
 
 def computing_shardings_of(boxed: PyTree, stored: PyTree[NamedSharding], mesh: Mesh) -> PyTree[NamedSharding]:
-    """Returns the sharding of each parameter during a step. It is the `stored` sharding, but gathered along 'fsdp'.
+    """Returns the sharding of each parameter during a step: the `stored` sharding, but gathered along 'fsdp'.
 
-    The size of 'tensor' may not divide the size of an axis. A vocabulary is sharded nevertheless, and XLA pads it
-    within the program. Any other axis, such as two key heads over four devices, is gathered, and each device computes
-    the whole axis.
+    Sometimes the size of the mesh axis 'tensor' does not divide the size of an axis. If the axis is a vocabulary, the
+    axis is still sharded along 'tensor', and XLA pads it within the program. Any other axis, such as two key heads over
+    four devices, is gathered, and each device computes the whole axis.
     """
     def computing(leaf, sharding):
         spec = list(without_fsdp(sharding).spec)

@@ -32,7 +32,7 @@ class Metrics(Protocol):
         """Writes the metrics of `step`, {name: value}."""
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Writes the samples of an evaluation (inputs with outputs), and a picture of one sample if there is one."""
+        """Writes the samples of an evaluation (inputs and outputs), and `figure`, a picture of one sample or None."""
 
     def close(self, failed: bool) -> None:
         """Writes all pending metrics. `failed` is True if an error or a signal has ended the training."""
@@ -119,7 +119,7 @@ class Writers:
 
 @contextlib.contextmanager
 def open_metrics(config: ConfigDict, workdir: Path, step: int, writers: Sequence[Metrics] = ()) -> Iterator[Metrics]:
-    """Opens the metrics files of a run, which continues after `step`, and the trackers in config.track.
+    """Opens the metrics files of a run and the trackers in config.track. The run continues after `step`.
 
     Yields a writer for the files, the trackers and the given `writers`.
 

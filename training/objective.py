@@ -7,7 +7,7 @@ from `key`; if `key` is None there is no dropout. Keywords override attributes o
 `apply(params, inputs, key, word_dropout=0.05)`. For a module over a vocabulary, `whole(outputs)` returns the logits.
 
 The result contains sums over targets. The train step adds the sums of the parts of a batch, and divides once by the
-number of tokens. It does not depend on any other property of an objective. If an objective needs arrays, such as a
+number of tokens. The train step uses no other property of an objective. If an objective needs arrays, such as a
 teacher's parameters, make the objective a `jax.tree_util.Partial` with the arrays as arguments. Then the arrays are
 placed on the devices and passed like the state.
 
@@ -98,9 +98,10 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
 
         CE_1 + CE_2 + alpha * (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2
 
-    The loss is summed over the targets. Each target counts once, not twice. The gradient flows through both passes.
-    Metrics such as the accuracy are means over the two passes. An evaluation makes only one pass, because both passes
-    would be equal without dropout.
+    CE_i is the cross-entropy of pass i, and p_i is the output distribution of pass i. The loss is summed over the
+    targets. Each target counts once, not twice. The gradient flows through both passes. Metrics such as the accuracy
+    are means over the two passes. An evaluation makes only one pass, because both passes would be equal without
+    dropout.
     """
     single = supervised(measure)
 
@@ -121,16 +122,17 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
 def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
     """Returns the objective SimCut (Gao et al. 2022, arXiv:2206.02368).
 
-    SimCut makes two forward passes: the whole pass, and the cut pass, which lacks some of the input tokens. It makes
-    the outputs of the two passes similar:
+    SimCut makes two forward passes: the whole pass with all input tokens, and the cut pass without some of them. The
+    objective makes the outputs of the two passes similar:
 
         CE(p) + alpha * KL(p || p_cut)
 
-    The cut pass has its own dropout masks. In the cut pass, the embedding of each input token is zero with probability
+    p and p_cut are the output distributions of the whole pass and of the cut pass. CE is the cross-entropy. The cut
+    pass has its own dropout masks. In the cut pass, the embedding of each input token is zero with probability
     `word_dropout`. The loss is summed over the targets, and each target counts once. The gradient flows through both
-    passes, as in the published code. The published code uses alpha=3 and a probability of 0.05. It never cuts the end
-    token of the source or the start token of the target, but this function may cut any token. Metrics, and losses that
-    modules sow, are taken from the whole pass. An evaluation makes only the whole pass.
+    passes, as in the published code. The published code uses alpha=3 and a probability of 0.05. The published code
+    never cuts the end token of the source or the start token of the target, but this function may cut any token.
+    Metrics, and losses that modules sow, are taken from the whole pass. An evaluation makes only the whole pass.
     """
     single = supervised(measure)
 
@@ -148,9 +150,10 @@ def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
 
 
 def guided_head(config: ConfigDict) -> tuple[int, int | None]:
-    """Returns the layer and the head of config.train.guided_head, from 0. The head is None for the mean of all heads.
+    """Returns the layer and the head that config.train.guided_head selects, counted from 0.
 
-    The default is the mean of the second-to-last layer. Garg et al. 2019 found the best alignments in this layer.
+    The head is None if the option selects the mean of all heads of the layer. The default is the mean of all heads of
+    the second-to-last layer. Garg et al. 2019 found the best alignments in this layer.
     """
     layers, heads = cross_heads(config.model)
     return cross_head(config.train.guided_head, layers, heads) or (max(0, layers - 2), None)
@@ -160,14 +163,16 @@ def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], wei
     """Returns the objective of guided alignment, which trains a head of cross-attention to align words.
 
     The sources are Chen et al. 2016 (arXiv:1607.01628) and Garg et al. 2019 (arXiv:1909.02074, section 3.2). The
-    objective adds the cross-entropy between gold links and the attention weights A of the head to the loss L:
+    objective adds a cross-entropy to the loss L. This cross-entropy compares the attention weights A of the head with
+    the correct alignment G of the data:
 
         L + weight * sum_t CE_t,    CE_t = -sum_s G_ts log A_ts
 
-    G_ts is 1 / n if target token t is linked to n source tokens and s is one of them, and otherwise 0. Row t of A has
-    the weights of the step that predicts token t. Tokens without links, such as the end token, have CE_t = 0. If there
-    are two forward passes, as in R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the mean of
-    CE_t over the targets. An evaluation does not use the links. `variant` makes the objective of L from `measure`.
+    If target token t is linked to n source tokens, G_ts is 1 / n for these source tokens s. Otherwise G_ts is 0. Row t
+    of A has the weights of the step that predicts token t. Tokens without links, such as the end token, have CE_t = 0.
+    If there are two forward passes, as in R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the
+    mean of CE_t over the targets. An evaluation does not use the links. `variant` makes the objective of L from
+    `measure`.
     """
     objective, (layer, number) = variant(measure), head
     place = f'decoder/layers_{layer}/cross_attention/weights'
@@ -198,10 +203,10 @@ def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply,
 
         (1 - weight) * measure + weight * CE(q),    CE(q) = -sum_c q_c log p_c
 
-    q is the teacher's distribution of the next token after the same tokens, without dropout and with temperature 1.
-    `variant` makes an objective from this loss: with a single pass, with R-Drop or with SimCut. The two passes of
-    R-Drop and SimCut have the same q. The metric 'teacher_divergence' is KL(q || p). An evaluation does not use the
-    teacher.
+    p is the distribution of the next token by the trained model. q is the distribution by the teacher after the same
+    tokens, without dropout and with temperature 1. `measure` is the usual loss. `variant` makes an objective from the
+    whole loss: with a single pass, with R-Drop or with SimCut. The two passes of R-Drop and SimCut have the same q. The
+    metric 'teacher_divergence' is KL(q || p). An evaluation does not use the teacher.
     """
     def objective(teacher_params, apply, params, batch, key):
         if key is None:

@@ -77,7 +77,7 @@ def _decays(path: tuple[Any, ...], parameter: Any) -> bool:
 class AverageState(NamedTuple):
     """The state of `average_parameters`. The leaves may also be shapes or shardings."""
     updates: Any     # int [], the number of updates made
-    average: PyTree  # has the structure of the parameters, and equals the parameters before the first update
+    average: PyTree  # a tree like the parameters; before the first update, a copy of the parameters
 
 
 def average_parameters(decay: float) -> optax.GradientTransformation:

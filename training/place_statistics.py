@@ -1,8 +1,9 @@
-"""Statistics of the values at places (model/places.py), which evaluations log as metrics (config.track.places).
+"""Statistics of intermediate values of a model. Evaluations log the statistics as metrics (config.track.places).
 
-Places of attention weights have the statistics 'entropy' and 'first_token' of each head. All other places have the
-statistic 'norm'. A statistic is the mean over all tokens of the validation split, without padding. The name of a metric
-is STATISTIC/PLACE or STATISTIC/PLACE/HEAD, such as 'entropy/encoder/layers_0/self_attention/weights/1'.
+A place is the name of an intermediate value (model/places.py). Places of attention weights have the statistics
+'entropy' and 'first_token' of each head. All other places have the statistic 'norm'. A statistic is the mean over all
+tokens of the validation split, without padding. The name of a metric is STATISTIC/PLACE or STATISTIC/PLACE/HEAD, for
+example 'entropy/encoder/layers_0/self_attention/weights/1'.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ PLACES = 'places'  # the entry of Sums.others with the sums of the statistics
 
 
 def tracked(objective: Objective, names: Sequence[str]) -> Objective:
-    """Returns an objective like `objective` whose sums also contain the statistics of the places in `names`.
+    """Returns an objective that adds the statistics of the places in `names` to the sums of `objective`.
 
     Evaluations use this objective.
     """
@@ -36,7 +37,7 @@ def tracked(objective: Objective, names: Sequence[str]) -> Objective:
 
 
 def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch) -> dict[str, Float[Array, '...']]:
-    """Returns the sum of each statistic of a place over the tokens of a batch, and the number of tokens, 'count'.
+    """Returns {statistic: sum over the tokens of a batch} of a place. The entry 'count' is the number of tokens.
 
     'entropy' is the entropy of the attention weights of a query, in nats. 'first_token' is the weight on the first key.
     'norm' is the Euclidean norm of a vector. If the place has an axis of heads, the sums are [head].
@@ -69,7 +70,7 @@ def _real(name: str, axis: str, batch: Batch) -> Bool[Array, 'batch #tokens']:
 
 
 def separated(sums: Sums) -> tuple[Sums, dict[str, float]]:
-    """Splits sums into the sums without statistics of places, and the statistics as {name of the metric: mean}."""
+    """Returns the sums without the statistics of places, and these statistics as {name of the metric: mean}."""
     others = dict(sums.others)
     metrics = {}
     for name, numbers in others.pop(PLACES, {}).items():

@@ -1,4 +1,4 @@
-"""The choice of config.train.matmul_precision=auto: the faster precision of this model's products on this processor."""
+"""Chooses the precision of matrix products that is faster on this processor (config.train.matmul_precision=auto)."""
 
 import logging
 
@@ -17,22 +17,22 @@ log = logging.getLogger('allyouneed.train')
 def resolve_precision(config: ConfigDict, tokens: int) -> None:
     """Replaces config.train.matmul_precision=auto by 'bfloat16' or 'default', the same on all processes.
 
-    On CPUs, the function measures float32 and bfloat16 products and logs their rates. Accelerators get 'default', which
-    is already their fast precision. `tokens` is the number of tokens or pixels in a batch. A new run saves the choice
-    in its config.json, so a resumed run keeps it (`RunDirectory`).
+    On CPUs, the function measures float32 and bfloat16 products and logs their rates. Accelerators get 'default',
+    because this is their fast precision. `tokens` is the number of tokens or pixels in a batch. A new run saves the
+    choice in its config.json, so a resumed run keeps this choice (`RunDirectory`).
     """
     if config.train.matmul_precision == AUTO:
         config.train.matmul_precision = from_leader('the precision of products', lambda: _faster(config, tokens))
 
 
 def planned_precision(config: ConfigDict) -> str:
-    """Returns config.train.matmul_precision for a plan, which runs no products: 'default' instead of 'auto'."""
+    """Returns config.train.matmul_precision, but 'default' instead of 'auto', because a plan measures no products."""
     precision = config.train.matmul_precision
     return 'default' if precision == AUTO else precision
 
 
 def product_sizes(config: ConfigDict, tokens: int) -> list[rates.Sizes]:
-    """Returns the sizes of the products of a feed-forward sublayer: its two outputs, and the gradient of a matrix."""
+    """Returns the sizes of three products of a feed-forward sublayer: two forward products and a matrix gradient."""
     rows, width, hidden = min(tokens, ROWS), config.model.d_model, config.model.d_ff
     return [(rows, width, hidden), (rows, hidden, width), (width, rows, hidden)]
 

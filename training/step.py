@@ -44,7 +44,7 @@ def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, exam
                 tuning: Tuning = EVERYTHING, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
     """Returns the initial train state, with arrays in Flax metadata boxes, which contain the names of the axes.
 
-    `initial` contains the values of the parameters that are not initialised randomly.
+    `initial` contains the initial values of some parameters. All other parameters are initialised randomly.
     """
     params = jax.jit(module.init)(key_for('params', seed), **example['inputs'])['params']
     params = tuning.prepare(with_initial(initial, params), key_for('adapters', seed))
@@ -65,7 +65,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
 
     If the sum of the losses or the norm of the gradient is not finite, the update is skipped. Then only the step number
     changes, the returned `skipped` is 1, and all other sums are 0. A skipped step also changes the learning rate, which
-    depends on the step number. It does not change Adam's bias correction, which depends on the number of updates.
+    depends on the step number. Adam's bias correction does not change, because it depends on the number of updates.
     """
     key = jax.random.fold_in(dropout_key, state.step)
     if axis_name is not None:
@@ -108,7 +108,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
 
 
 def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` with another jax.default_matmul_precision. The precision 'default' keeps JAX's setting."""
+    """Returns a function that calls `function` with this matmul precision. 'default' keeps the setting of JAX."""
     def traced(*args):
         with jax.default_matmul_precision(precision):
             return function(*args)
@@ -117,7 +117,7 @@ def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., 
 
 
 def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptState:
-    """Returns an optimizer state in which the learning-rate schedules count steps. Optax itself counts updates."""
+    """Returns an optimizer state whose learning-rate schedules are at `step`. Optax itself leaves out skipped steps."""
     def is_schedule(part):
         return isinstance(part, optax.ScaleByScheduleState)
 

@@ -15,9 +15,9 @@ LAYER = re.compile(r'layers_\d+')
 
 
 def parameter_table(params: Any) -> str:
-    """Returns a table of the parts of a model, with the number and the shapes of their parameters.
+    """Returns a table of the parts of a model, with the number and the shapes of the parameters of each part.
 
-    Equal layers share the same lines.
+    The table has only one entry for all layers of a stack.
 
     `params` is the nested dict of a module's parameters, or of their shapes.
     """
@@ -44,7 +44,7 @@ def parameter_table(params: Any) -> str:
 
 
 def shapes(part: Any) -> str:
-    """Returns the shapes of a model part's parameters as 'query.kernel 128x4x32, ...', or '128x4x32' for one array."""
+    """Returns the shapes of a part of a model: 'query.kernel 128x4x32, ...', or '128x4x32' if it is one array."""
     def sizes(leaf: Any) -> str:
         return 'x'.join(map(str, leaf.shape)) or 'scalar'
 

@@ -34,7 +34,7 @@ log = logging.getLogger('allyouneed.train')
 
 
 def grouped(name: str) -> str:
-    """Returns the name of a metric in TensorBoard and in trackers, which group metrics by the part before a slash.
+    """Returns the name of a metric for TensorBoard and trackers. They group metrics by the text before a slash.
 
     'train_loss' becomes 'train/loss', 'validation_bleu' becomes 'validation/bleu'. Memory and compile time are in the
     group 'resources', and other names, such as 'learning_rate', in 'train'. The names of statistics of places already

@@ -32,10 +32,10 @@ class Tuning(NamedTuple):
     """A selection of the parameters to train. By default, all parameters are trained.
 
     Attributes:
-      frozen: patterns of the parameters that keep their initial values.
+      frozen: patterns that select the frozen parameters, which keep their initial values.
       rank: the rank of the adapters, or 0 for no adapters.
       alpha: the output of an adapter is multiplied by alpha / rank.
-      adapted: patterns of the parts whose matrices have an adapter.
+      adapted: patterns that select the matrices with an adapter.
     """
     frozen: Sequence[str] = ()
     rank: int = 0
@@ -92,7 +92,7 @@ class Tuning(NamedTuple):
         return f'{trained} parameters are trained, {frozen} are frozen' if numbers[FROZEN] else ''
 
     def restrict(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Returns an optimizer like `optimizer` that ignores frozen parameters: no update, decay or state for these."""
+        """Returns `optimizer`, restricted to trained parameters. Frozen parameters have no update, decay or state."""
         if not (self.frozen or self.rank):
             return optimizer
         return optax.partition({TRAINED: optimizer, FROZEN: optax.set_to_zero()}, self.labels)
@@ -112,7 +112,7 @@ def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
 def parameter_name(path: Sequence[Any]) -> str:
     """Returns the name of a parameter, such as 'encoder/norm/scale', from its path in a JAX tree.
 
-    If the parameter is in a Flax metadata box, the box adds an attribute to the path. The name does not contain it.
+    A Flax metadata box around the parameter adds an attribute to the path. This attribute is not part of the name.
     """
     return '/'.join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
