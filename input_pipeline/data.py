@@ -301,7 +301,7 @@ class SeriesData(MeasuredData):
 
     @override
     def _open(self, config: ConfigDict) -> SeriesWindows:
-        return open_series(config.data)
+        return open_series(config.data, config.eval.metric)
 
     @override
     def plan(self, split: str) -> ArrayPlan:

@@ -70,12 +70,29 @@ class SeriesWindows(ArrayData):
         The forecast that repeats the value of one season earlier has an absolute error at each step. The divisor is the
         mean of these errors over the training steps of the series.
         """
-        errors = []
-        for name, values in self._series.items():
-            past = values[:self._ends[name][0]]
-            error = np.abs(past[self._season:] - past[:-self._season]).mean(axis=0)
-            errors.append(np.tile(error, (len(self._windows(name, split)), 1)))
-        return np.concatenate(errors)
+        return np.concatenate([np.tile(self._seasonal_error(name), (len(self._windows(name, split)), 1))
+                               for name in self._series])
+
+    def check_scaled_error(self) -> None:
+        """Checks that the scaled error is defined.
+
+        Raises:
+          UserError: if a channel repeats exactly after each season, so that the divisor of its error is 0.
+        """
+        for name in self._series:
+            if not self._seasonal_error(name).all():
+                raise UserError(f'{self._named(name)} repeats exactly after config.data.season={self._season} steps, '
+                                'so config.eval.metric=mean_absolute_scaled_error is not defined. Use '
+                                '--config.eval.metric=absolute_error')
+
+    def _seasonal_error(self, name: str) -> Float[np.ndarray, ' channels']:
+        """Returns the mean absolute error, in the training steps of a series, of repeating the last season."""
+        past = self._series[name][:self._ends[name][0]]
+        return np.abs(past[self._season:] - past[:-self._season]).mean(axis=0)
+
+    def _named(self, name: str) -> str:
+        """Returns the name of a series in messages."""
+        return f'{self._where}: series {name!r}' if name else f'{self._where}: the series'
 
     def _windows(self, name: str, split: str) -> Float[np.ndarray, 'windows steps channels']:
         """Returns the windows of a series that have all targets in the split `split`, in the order of time."""
@@ -91,7 +108,7 @@ class SeriesWindows(ArrayData):
         Raises UserError if the series is too short.
         """
         held_out, window = round(steps * share), self._context + self._horizon
-        series = f'{self._where}: series {name!r}' if name else f'{self._where}: the series'
+        series = self._named(name)
         if steps - 2 * held_out < window:
             raise UserError(f'{series} has {steps} steps, of which {max(0, steps - 2 * held_out)} are for training '
                             f'(config.data.validation_share={share}). At least config.data.context + '
@@ -104,17 +121,25 @@ class SeriesWindows(ArrayData):
         return steps - 2 * held_out, steps - held_out, steps
 
 
-def open_series(data: ConfigDict) -> SeriesWindows:
+def open_series(data: ConfigDict, metric: str) -> SeriesWindows:
     """Opens the series that `config.data` describes: a table, or a built-in data set.
 
+    Args:
+      data: config.data.
+      metric: config.eval.metric.
+
     Raises:
-      UserError: if the series cannot be read, or a series is too short.
+      UserError: if the series cannot be read, a series is too short, or `metric` is not defined for the series.
     """
     if data['source'] == 'builtin':
-        return SeriesWindows({'': BUILTIN[data['name']]()}, (data['name'],), data['name'], data)
-    path = expanded(data['file'])
-    series, channels = read_histories(path)
-    return SeriesWindows(series, channels, str(path), data)
+        windows = SeriesWindows({'': BUILTIN[data['name']]()}, (data['name'],), data['name'], data)
+    else:
+        path = expanded(data['file'])
+        series, channels = read_histories(path)
+        windows = SeriesWindows(series, channels, str(path), data)
+    if metric == 'mean_absolute_scaled_error':
+        windows.check_scaled_error()
+    return windows
 
 
 def co2() -> Float[np.ndarray, 'weeks 1']:

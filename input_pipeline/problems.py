@@ -93,7 +93,7 @@ def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection
 
 
 def _series_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str]) -> list[str]:
-    return [] if others else messages_of(lambda: open_series(config.data))
+    return [] if others else messages_of(lambda: open_series(config.data, config.eval.metric))
 
 
 def _is_small(files: Sequence[Path]) -> bool:

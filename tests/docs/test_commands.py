@@ -87,7 +87,7 @@ def tree(tmp_path_factory):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((20, 24), number, np.uint8)).save(path)
     (tree / 'FILE').write_text('\n'.join(lines * 20) + '\n')
-    (tree / 'SERIES.csv').write_text('x\n' + ''.join(f'{step % 12}\n' for step in range(240)))
+    (tree / 'SERIES.csv').write_text('x\n' + ''.join(f'{step % 12 + step / 100}\n' for step in range(240)))
     (tree / 'PAIRS.tsv').write_text(''.join(f'{line}\t{line}\n' for line in lines))
     (tree / 'FILE.tsv').write_text(''.join(f'{line}\tle \n' for line in lines))
     (tree / 'WORDS').write_text('samedi\nil y a\n')

@@ -21,10 +21,10 @@ def windows(series=RAMP, **changes):
     return SeriesWindows(named, ['x'], 'data', options(**settings))
 
 
-def open_table(tmp_path, table, **changes):
+def open_table(tmp_path, table, metric='loss', **changes):
     (tmp_path / 'series.csv').write_text(table)
     return open_series(options(file=str(tmp_path / 'series.csv'), **{
-        'context': 6, 'horizon': 2, 'season': 3, 'validation_share': 0.1} | changes))
+        'context': 6, 'horizon': 2, 'season': 3, 'validation_share': 0.1} | changes), metric)
 
 
 def test_splits_are_cut_by_time_and_no_step_is_a_target_in_two_splits():
@@ -103,10 +103,20 @@ def test_tables_from_which_no_forecast_can_be_learned(tmp_path, table, changes, 
         open_table(tmp_path, table, **changes)
 
 
+def test_a_series_whose_scaled_error_is_not_defined_is_refused_before_the_training(tmp_path):
+    table = 'x\n' + '1\n2\n3\n' * 14
+    message = r'repeats exactly after config.data.season=3 steps, .* Use --config.eval.metric=absolute_error'
+    with pytest.raises(UserError, match=message):
+        open_table(tmp_path, table, 'mean_absolute_scaled_error')
+    open_table(tmp_path, table, 'absolute_error')
+    open_table(tmp_path, table, 'mean_absolute_scaled_error', season=2)
+
+
 def test_co2_is_the_published_series():
     pytest.importorskip('statsmodels')
     series = co2()
     assert series.shape == (2284, 1) and np.isfinite(series).all()
     assert series[0, 0] == 316.1 and series[-1, 0] == 371.5  # 29 March 1958 and 29 December 2001
     assert SeriesData.needed <= {*open_series(options(source='builtin', name='co2', context=104, horizon=52, season=52,
-                                                      validation_share=0.1)).sizes, 'classes', 'preprocessing'}
+                                                      validation_share=0.1), 'loss').sizes,
+                                 'classes', 'preprocessing'}
