@@ -86,5 +86,5 @@ def test_the_rollout_is_the_sum_over_all_paths_through_the_layers():
     assert (kind, titles, panels.shape) == ('encoder', ['attention rollout'], (1, 3, 3))
     np.testing.assert_allclose(panels.sum(axis=-1), 1, rtol=1e-6)
     for look in 'cross:rollout', 'encoder:rollout:1':
-        with pytest.raises(UserError, match='only for all heads of the encoder'):
+        with pytest.raises(UserError, match='combines all heads of the encoder'):
             chosen({'encoder': weights, 'cross': weights}, look)

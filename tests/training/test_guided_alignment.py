@@ -141,7 +141,7 @@ def test_wrong_links_are_refused_with_file_and_line(line, message, folder, tmp_p
     assert re.search('train.align has 2 lines but .*train.en has 3: they must', data_problems(
         config_of(folder, tmp_path))[0])
     (folder / 'train.align').unlink()
-    assert 'train.align (or .gz) does not exist' in data_problems(config_of(folder, tmp_path))[0]
+    assert 'train.align.gz does not exist' in data_problems(config_of(folder, tmp_path))[0]
     assert data_problems(config_of(folder, tmp_path, train__guided_alignment=0.0)) == []
 
 
