@@ -32,7 +32,7 @@ class Request(NamedTuple):
       text: a source or a pair (source, target), as in `analysis.passes.as_output`.
       other: for patching, the sentence that is patched.
       places: names or patterns of places; None: the default of the analysis.
-      method: for attribution, a key of `analysis.attribution.METHODS`.
+      method: for attribution, a key of METHODS in `analysis.attribution`.
       instead: for attribution, a text whose first token is the alternative.
     """
     split: str = 'validation'
