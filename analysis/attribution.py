@@ -315,7 +315,7 @@ def flow(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     tokens, edges = weights.source + weights.prefix, []
 
     def add(queries, keys, part):
-        """Adds the nodes of a sublayer with inputs `queries`, which attend to the nodes `keys`."""
+        """Adds the nodes of a sublayer. The nodes `queries` are its inputs, and attend to the nodes `keys`."""
         begin = count[0]
         nodes = np.arange(begin, begin + len(queries))
         count[0] += len(queries)

@@ -35,8 +35,8 @@ class Option:
       allowed: the allowed values.
       only: {other option: the values for which this option is used}. It is empty if this option is always used.
       resume: None if a run cannot resume with a new value of this option. Otherwise, a text that describes the effect
-        of a new value, or '' if there is nothing to describe. If `resume` is a text, training with a new value gives
-        the same parameters at each step, and the same rule chooses the best checkpoint.
+        of a new value, or '' if there is nothing to describe. A text also means that the new value changes
+        neither the parameters at any step nor the rule that chooses the best checkpoint.
     """
     name: str
     default: Value

@@ -350,7 +350,7 @@ def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
 def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
     """Returns attention weights or scores with the values of `numbers`, [query, key] or [head, query, key].
 
-    Queries outside `numbers` keep their values. For the other queries, keys outside `numbers` get 0.
+    Queries outside `numbers` keep their values. For the queries in `numbers`, keys outside `numbers` get 0.
     """
     numbers = numbers if numbers.ndim == 3 else numbers[None]
     _, queries, keys = numbers.shape

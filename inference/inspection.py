@@ -224,7 +224,7 @@ def _check_size(rows: Sequence[_Row], names: Sequence[str], listed: Mapping[str,
 
 def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: SearchOptions,
              split: Any = None) -> dict[str, Any]:
-    """Returns the array of an edit for each of its places, {place: array}, or {} if the edit has no array.
+    """Returns {place: array}, with one array for each place of an edit. Returns {} if the edit has no array.
 
     If the edit has texts, the arrays are computed from the values of these texts. `split` is a function that takes the
     name of a split and returns the texts of this split.

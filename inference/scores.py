@@ -178,8 +178,8 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
                           classes: Sequence[str]) -> dict[str, Any]:
     """Returns accuracy, mean cross-entropy in nats, the most confused pairs of classes, and the confusion matrix.
 
-    The matrix is sparse: {true class: {predicted class: number of examples}}, without zeros. 'most_confused' has the
-    MOST_CONFUSED pairs of different classes with the largest numbers of examples.
+    The matrix is sparse: {true class: {predicted class: number of examples}}, without zeros. 'most_confused' has
+    the pairs of different classes with the most examples, at most MOST_CONFUSED pairs.
     """
     predicted = log_probs.argmax(axis=-1)
     pairs, counts = np.unique(np.stack([targets, predicted], axis=1), axis=0, return_counts=True)

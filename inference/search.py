@@ -333,7 +333,7 @@ class Beam:
                      ended_count=ends.astype(jnp.int32), cache=cache, prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: BeamState) -> Bool[Array, ' batch']:
-        """Returns a mask of the open sentences: an alive hypothesis may still become one of the n best."""
+        """Returns a mask of the open sentences. In these, an alive hypothesis may still become one of the n best."""
         best_alive = state.alive_scores.max(axis=1)
         attainable = best_alive / length_penalty(state.limits, max(self.alpha, 0.0))
         attainable = jnp.where(best_alive > IMPOSSIBLE, attainable, IMPOSSIBLE)

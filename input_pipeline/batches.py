@@ -38,8 +38,8 @@ class Part(NamedTuple):
     """The rows that one process reads from every batch. The default is all rows.
 
     A batch is first padded to a multiple of `multiple` rows, so that all devices get the same number of rows. Then the
-    batch is divided into `of` shares of equal size. The part consists of the shares from `first` to `last` - 1. Padding
-    rows have weight 0 and do not change the results.
+    batch is divided into equal shares; `of` is the number of shares. The part consists of the shares from `first` to
+    `last` - 1. Padding rows have weight 0 and do not change the results.
     """
     first: int = 0
     last: int = 1

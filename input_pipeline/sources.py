@@ -127,7 +127,7 @@ class TextCorpus(LinkedCorpus):
     separated by commas. Then the split is the concatenation of all these files. The files of a pattern are sorted by
     name.
 
-    If there are no validation files, the share `validation_share` of the different source sentences of the training
+    If there are no validation files, the share `validation_share` of the distinct source sentences in the training
     data is held out for validation. If there are no test files either, the same number of source sentences is held out
     for test (see input_pipeline/splits.py).
 

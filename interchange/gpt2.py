@@ -90,7 +90,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns a `Link` for each array of a Hugging Face model, to the corresponding arrays of this project."""
+    """For each array of a Hugging Face model, returns a `Link` to the corresponding arrays of this project."""
     table, d_model, heads = rows(orders['text']), model.d_model, model.num_heads
     split = reshaped((d_model, -1), (d_model, heads, -1))
     links = [Link('transformer.wte.weight', {'embedding/embedding': table}),

@@ -257,7 +257,8 @@ class DecoderBlock(nn.Module):
     def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: Past, memory_relation: Relation,
                     past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-        """Returns the output at the newest target position of each hypothesis, and the new past. See `attend_to_past`.
+        """Returns the output at the newest target position of each hypothesis, and the updated cache of
+        keys and values (see `attend_to_past`).
 
         In cross-attention, the hypotheses of a sentence are queries to the same memory, so the memory is not repeated.
         """

@@ -73,8 +73,8 @@ class LanguageModel(nn.Module):
                  deterministic: bool = True) -> Float[Array, 'batch length vocab']:
         """Returns float32 logits (teacher forcing). Position t of the result has the logits of the token at t + 1.
 
-        In a packed row, which contains several documents, `segments` has the number of each token's document, and
-        `positions` has the position of each token in its document. Tokens see only tokens of the same document.
+        A packed row contains several documents. For each token, `segments` has the index of its document, and
+        `positions` has its position in this document. Tokens see only tokens of the same document.
         """
         return self.projection(tokens, segments, positions, deterministic).logits()
 

@@ -130,7 +130,7 @@ def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> 
 
 
 class Recipe:
-    """The parts of a training that a recipe describes, without the data.
+    """What a recipe defines for a training run, except the data.
 
     Attributes:
       config: the recipe's options.

@@ -103,9 +103,10 @@ def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: di
 
     The bound assumes that the collectives run one after the other, and that all links run at full speed. For an array
     of B bytes and n devices, an all-gather, a reduce-scatter or an all-to-all moves B (n - 1) / n bytes into and out of
-    each device. An all-reduce moves twice as many bytes. On a torus, the speed is the sum of the speeds of the axes
-    that n devices can span, without contention. Several slices, or several machines with GPUs, form m groups. First,
-    each group reduces the array over its own devices. Then each device exchanges a share of m / n of the array over the
+    each device. An all-reduce moves twice as many bytes. On a torus, n devices span some of the axes. The speed is
+    the sum of the speeds of these axes, if there is no contention. Each slice, or each machine with GPUs, is a group,
+    and m is the number of groups. First, each group reduces the array over its own devices. Then each device exchanges
+    a share of m / n of the array over the
     network.
     """
     chip, seconds = topology.chip, 0.0

@@ -162,7 +162,7 @@ def too_large(plan: Plan, needed: float, available: float | None = None) -> User
 
 
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
-    """Returns plans of all candidates of a search, by formula.
+    """Computes the plan of every candidate of a search with a formula, and returns the plans.
 
     The plans that fit into memory are before the remaining plans. In both groups, faster plans are first.
     """

@@ -32,7 +32,10 @@ class Metrics(Protocol):
         """Writes the metrics of `step`, {name: value}."""
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Writes the samples of an evaluation (inputs and outputs), and `figure`, a picture of one sample or None."""
+        """Writes the samples of an evaluation (inputs and outputs), and `figure`, a picture of one sample.
+
+        If `figure` is None, no picture is written.
+        """
 
     def close(self, failed: bool) -> None:
         """Writes all pending metrics. `failed` is True if an error or a signal has ended the training."""
