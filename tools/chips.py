@@ -106,8 +106,7 @@ def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: di
     each device. An all-reduce moves twice as many bytes. On a torus, n devices span some of the axes. The speed is
     the sum of the speeds of these axes, if there is no contention. Each slice, or each machine with GPUs, is a group,
     and m is the number of groups. First, each group reduces the array over its own devices. Then each device exchanges
-    a share of m / n of the array over the
-    network.
+    a share of m / n of the array over the network.
     """
     chip, seconds = topology.chip, 0.0
     per_slice = chip.island or math.prod(topology.shape)
