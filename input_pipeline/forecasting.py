@@ -60,7 +60,7 @@ class SeriesWindows(ArrayData):
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        """The standardisation of inputs and targets. Mean and standard deviation are those of the training contexts."""
+        """The standardisation of inputs and targets, with mean and standard deviation of the training contexts."""
         mean, std = mean_and_std(self.inputs('train'), f'{self._where} (train): inputs')
         return Preprocessing(mean, std, mean * self._horizon, std * self._horizon)
 

@@ -239,7 +239,7 @@ def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, st
     def cells() -> Iterator[tuple[int, dict[str, str]]]:
         for line, row in rows:
             if len(row) != len(header):
-                raise UserError(f'{path}:{line}: {len(row)} columns instead of {len(header)}, as in the header')
+                raise UserError(f'{path}:{line}: the line has {len(row)} columns, but the header has {len(header)}')
             yield line, dict(zip(header, row, strict=True))
 
     return header, cells()

@@ -31,6 +31,7 @@ from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config: one line for each resumption that changes options
 FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
+MEASURED = ('train.matmul_precision', 'auto')  # a new run replaces this value by its choice, and keeps the choice
 LOWERED = 'lowered.json'  # {option: requested value}, for options that were lowered at the start (too little data)
 TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
@@ -109,7 +110,7 @@ class RunDirectory:
         saved, unset = read_saved_config(self.path)
         kept, lowered = {}, self._lowered()
         for key, (old, new) in changed_keys(saved, config).items():
-            if (key, new) == ('train.matmul_precision', 'auto'):  # the run has a value: its own choice, or an option
+            if (key, new) == MEASURED:
                 kept[key] = old
                 continue
             if key in asked or may_change(key) is not None:
@@ -173,7 +174,8 @@ class RunDirectory:
         write_text(self.path / KEPT / FINGERPRINTS,
                    json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
         now = flatten(config)
-        if lowered := {key: value for key, value in self._opened.items() if now[key] != value}:
+        if lowered := {key: value for key, value in self._opened.items()
+                       if now[key] != value and (key, value) != MEASURED}:
             write_text(self.path / KEPT / LOWERED, json.dumps(lowered, indent=2) + '\n')
         if arrays := _arrays(objective):
             write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')

@@ -112,10 +112,13 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
             watched.append(itself)
         arrived, verdict, waiting = {0: (ticket, None)}, None, Waiting('the start')
         while verdict is None:
-            _remove_ended(arrived)
             missing = set(range(ticket['count'])) - arrived.keys()
             if not missing:
-                verdict = {'all': 'arrived'}
+                # A process may have ended meanwhile. Then its successor is missing.
+                ended = [number for number, (_, connection) in arrived.items() if _is_gone(connection)]
+                for number in ended:
+                    del arrived[number]
+                verdict = None if ended else {'all': 'arrived'}
             elif time.monotonic() > deadline:
                 verdict = {'missing': f'{listed(missing)} of {ticket["count"]} did not arrive at {host}:{port}; '
                                       f'{listed(arrived)} arrived'}
@@ -146,13 +149,12 @@ def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any
         ticket = None
     if not ticket or ticket.get('key') == own['key']:  # another program, or this process
         return None
-    _remove_ended(arrived)
     number = ticket['number']
     error = None
     if ticket['count'] != own['count']:
         error = (f'process {number} ({ticket["where"]}) has --num_processes={ticket["count"]}, but process 0 '
                  f'({own["where"]}) has {own["count"]}')
-    elif number in arrived:
+    elif number in arrived and not _is_gone(arrived[number][1]):
         error = f'two processes have --process_id={number}: {arrived[number][0]["where"]} and {ticket["where"]}'
     if error is None:
         arrived[number] = ticket, connection
@@ -163,15 +165,13 @@ def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any
     return verdict
 
 
-def _remove_ended(arrived: dict[int, Any]) -> None:
-    """Removes the processes that have ended from `arrived`."""
-    for number in [number for number, (_, connection) in arrived.items() if _is_gone(connection)]:
-        del arrived[number]
-
-
 def _is_gone(connection: socket.socket | None) -> bool:
     """Returns whether the process at the other end of a connection has ended."""
-    if connection is None or not select.select([connection], [], [], 0)[0]:
+    if connection is None:
+        return False
+    poll = select.poll()  # select.select allows only 1,024 open files, and a job may have more processes
+    poll.register(connection, select.POLLIN)
+    if not poll.poll(0):
         return False
     try:
         return not connection.recv(1, socket.MSG_PEEK)

@@ -3,8 +3,8 @@
     python -m tools.inside --workdir=RUN --what=roles
     python -m tools.inside --workdir=RUN --what=attribution --text='Friday, August 25, 1922'
 
-The analyses importance, pruning and roles use the first --count examples of --split. The other analyses use --text:
-logit_lens, attribution, and patching, which also needs --other. The files are OUTPUT/WHAT.json and OUTPUT/WHAT.png.
+`importance`, `pruning` and `roles` use the first --count examples of --split. `logit_lens`, `attribution` and
+`patching` use --text, and `patching` also needs --other. The files are OUTPUT/WHAT.json and OUTPUT/WHAT.png.
 """
 
 from absl import flags

@@ -91,7 +91,7 @@ def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
     ('x\n' + '1\n' * 40, {'horizon': 5}, '4 are for validation and 4 for the test .*config.data.horizon=5 are needed'),
     ('x\n' + '1\n' * 40, {'validation_share': 0.0}, '0 are for validation'),
     ('x\n' + '1\n' * 40, {'validation_share': 0.6}, 'of which 0 are for training'),
-    ('x\n1\n\n,\n', {}, r'series.csv:4: 2 columns instead of 1'),
+    ('x\n1\n\n,\n', {}, r'series.csv:4: the line has 2 columns, but the header has 1'),
     ('time,x\n1,1\n2,nan\n', {}, r"csv:3: x is 'nan', not a number. Forecasting needs every value: fill the gaps"),
     ('time,x\n1,1\n2,\n', {}, r"series.csv:3: x is '', not a number. Forecasting needs every value"),
     ('time,x\n1,1\n1,2\n', {}, r"series.csv:3: time '1' of series '' is also at line 2"),

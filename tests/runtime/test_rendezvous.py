@@ -1,6 +1,8 @@
 """Processes that meet before JAX connects them, as threads."""
 
+import os
 import re
+import resource
 import socket
 import threading
 import time
@@ -124,6 +126,21 @@ def test_a_process_that_was_started_again_takes_the_place_of_the_dead_one():
         last = pool.submit(gather, (4, 3), port=port)
         threading.Event().wait(0.5)  # now each number has arrived, but process 1 is dead
         assert gather((4, 1), port=port) == last.result() == [None] and first.result() == [None, None]
+
+
+def test_an_ended_process_is_noticed_among_more_than_1024_open_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard <= 2000:
+        pytest.skip(f'this machine allows only {hard} open files')
+    ours, theirs = socket.socketpair()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2001), hard))
+    try:
+        with socket.socket(fileno=os.dup2(ours.detach(), 2000)) as connection:
+            assert not rendezvous._is_gone(connection)
+            theirs.close()
+            assert rendezvous._is_gone(connection)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.slow
