@@ -281,7 +281,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,1,1,1', 'a,,1,1,1'], r"train\.csv:3: time is '', not a number"),
     ([HEADER, 'a,0,1,1,1', 'a,nan,1,1,1'], r"train\.csv:3: time is 'nan', not a number"),
     ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target is '0', but it is '1' at line 2\. All rows of a series"),
-    ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: 3 columns'),
+    ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: the line has 3 columns'),
 ])
 def test_csv_mistakes_are_located(tmp_path, lines, message):
     write_csv(tmp_path, *lines)
