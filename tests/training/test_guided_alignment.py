@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 import types
 
 import jax
@@ -15,7 +16,7 @@ from input_pipeline import builtin
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
 from input_pipeline.sources import open_corpus
-from input_pipeline.token_links import word_numbers
+from input_pipeline.token_links import SPACES, word_numbers
 from input_pipeline.tokenizer import EOS
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
@@ -126,6 +127,12 @@ def test_white_space_belongs_to_the_next_word():
     numbers, count = word_numbers(['▁a'.replace('▁', ' ').encode(), b'b', b' ', b'\xc2', b'\xa0', b'c d', b' '])
     assert (numbers.tolist(), count) == ([0, 0, 1, 1, 1, 1, 3], 3)
     assert word_numbers([])[1] == 0
+
+
+def test_white_space_is_that_of_python():
+    spaces = ''.join(character for character in map(chr, range(sys.maxunicode)) if character.isspace())
+    assert SPACES.fullmatch(spaces.encode())
+    assert not SPACES.search('a_\u200b\u3001'.encode())
 
 
 @pytest.mark.parametrize('line, message', [
