@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from configs.tasks import BUILTIN_ARRAYS
 from input_pipeline import dynamics, splits
@@ -78,6 +79,12 @@ def test_digits_are_split_evenly_and_apart():
         assert counts.max() - counts.min() <= 0.06 * len(data.targets(split))
     together = np.concatenate([data.inputs(split).reshape(-1, 64) for split in SPLITS])
     assert len(np.unique(together, axis=0)) == 1797  # no image twice, hence none in two splits
+
+    bunch = load_digits()
+    labels = {image.tobytes(): label for image, label in zip(
+        np.round(bunch.data * (255 / 16)).astype(np.uint8), bunch.target, strict=True)}
+    assert [labels[image.tobytes()] for image in together] == [
+        label for split in SPLITS for label in data.targets(split)]
 
 
 @pytest.mark.parametrize('changes, message', [

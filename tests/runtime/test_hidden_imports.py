@@ -1,4 +1,4 @@
-"""Large libraries that are installed, but that training does not need."""
+"""Large libraries that training does not import."""
 
 import os
 import subprocess
@@ -16,3 +16,9 @@ def test_training_does_not_import_torch(tmp_path):
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / 'torch.py')
+
+
+def test_the_digits_are_read_without_sklearn():
+    code = "import sys; from input_pipeline import arrays; arrays.digits(0); assert 'sklearn' not in sys.modules"
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
