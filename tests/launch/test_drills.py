@@ -83,8 +83,7 @@ def goes_on(count, workdir, data, cache, folder, expected):
 
 @pytest.mark.parametrize('count, victim, fault, within', [
     (2, 1, signal.SIGKILL, SOON), (2, 0, signal.SIGKILL, SOON), (2, 1, signal.SIGSTOP, LATE),
-    (2, 0, signal.SIGSTOP, LATE), (4, 2, signal.SIGKILL, SOON), (4, 0, signal.SIGKILL, SOON),
-    (4, 3, signal.SIGSTOP, LATE)])
+    (2, 0, signal.SIGSTOP, LATE), (4, 2, signal.SIGKILL, SOON)])
 def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data, cache, whole, tmp_path):
     workdir, others = tmp_path / 'run', [number for number in range(count) if number != victim]
     with Job(count, arguments(workdir, data, cache), tmp_path / 'logs') as job:
