@@ -12,15 +12,17 @@ assert 'jax' not in sys.modules, 'the settings below come too late'
 # Python writes bytecode caches, because compiling the checks of annotations into the modules takes seconds.
 sys.dont_write_bytecode = False
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
-# JAX creates and keeps many objects. With Python's defaults, garbage collection takes 9 % of the processor time of a test.
+# JAX creates and keeps many objects. With Python's defaults, garbage collection takes 9 % of the processor time.
 gc.set_threshold(50_000, 20, 50)
 # Set in the environment, because the scripts that the tests start need it, too.
 _cache = tempfile.TemporaryDirectory(prefix='allyouneed-tests-')  # removed at exit
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 # Each program runs only once or twice, and compiling takes most of the time, so programs are hardly optimised.
 FLAGS = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
-if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later versions have no such option, and are faster
-    FLAGS += ' --xla_cpu_use_fusion_emitters=false'
+if importlib.metadata.version('jaxlib').startswith('0.10.'):  # XLA ends the process if it does not know an option
+    FLAGS += ' --xla_cpu_use_fusion_emitters=false'  # later versions have no such option, and are faster
+    # In one part: otherwise XLA compiles a program in up to 32 parts in parallel, which takes 30 % more processor time.
+    FLAGS += ' --xla_cpu_parallel_codegen_split_count=1'
 os.environ.setdefault('XLA_FLAGS', FLAGS)
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache.name)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
