@@ -18,7 +18,7 @@ STEPS = 24
 def script(name, *arguments, stdin=None):
     """Runs a script and waits for its end."""
     return subprocess.run([sys.executable, name, *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
-                          timeout=300)
+                          timeout=900)
 
 
 def explained(page):
