@@ -197,9 +197,9 @@ runtime.processes.connect = connected
 def test_a_checkpoint_that_the_leader_does_not_see_is_renamed_before_the_first_save(whole, cache, tmp_path):
     run = without_steps(whole, tmp_path / 'run')
     lags = '''
-from run_directory import checkpoints
-steps = checkpoints.Checkpoints.steps
-checkpoints.Checkpoints.steps = lambda self: [step for step in steps(self) if step != 12]
+from run_directory import records
+saved_steps = records.saved_steps
+records.saved_steps = lambda workdir: [step for step in saved_steps(workdir) if step != 12]
 '''
     with Job(2, sabotaged(lags, run, cache, **TWO)[::-1], tmp_path / 'logs') as job:
         assert job.end() == [0, 0], job.said(0) + job.said(1)
