@@ -1,6 +1,7 @@
 """The table of rules: requirements that involve several options. `configs/checks.py` evaluates the rules."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -36,6 +37,16 @@ def cross_head(name: str, layers: int, heads: int) -> tuple[int, int | None] | N
     if kind != 'cross' or any(rest) or not exists:
         return None
     return numbers[0] - 1, None if head == 'mean' else numbers[1] - 1
+
+
+def warmup_steps(optimizer: ConfigDict | Mapping[str, Any], steps: int) -> int:
+    """Returns the number of steps of warm-up in a training of `steps` steps. `optimizer` is config.optimizer.
+
+    If the warm-up of a cosine schedule is not shorter than the training, the result is a tenth of the training. The
+    config keeps its value. So a short run can resume with more steps, and then has the whole warm-up.
+    """
+    too_long = optimizer['schedule'] == 'cosine' and optimizer['warmup'] >= steps
+    return max(1, steps // 10) if too_long else optimizer['warmup']
 
 
 def rules(config: ConfigDict, task: Task) -> list[Rule]:
@@ -100,8 +111,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              'steps'),
         Rule('train.accumulate', is_used('batch.rows', values), train.accumulate <= batch.rows,
              f'must be at most batch.rows={batch.rows}, because each part has at least one row'),
-        Rule('optimizer.warmup', config.optimizer.schedule == 'cosine', config.optimizer.warmup < train.steps,
-             f'must be below train.steps={train.steps}, because the cosine begins after the warmup'),
+        Rule('train.steps', config.optimizer.schedule == 'cosine', train.steps > 1,
+             'must be above 1 for optimizer.schedule=cosine, because the cosine begins after the warmup'),
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
              f'must not be combined with r_drop={train.r_drop}: each adds a second forward pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),

@@ -200,8 +200,8 @@ class Run:
         model = self._supported(Predictor, 'predictions of classes or values')
         if isinstance(inputs, str | Path):
             names, raw = read_inputs(str(expanded(inputs)), model.form)
-            return model.answer_raw(raw, batch_size, names)
-        return model.answer(inputs, batch_size)
+            return model.predict_raw(raw, batch_size, names)
+        return model.predict(inputs, batch_size)
 
     def forced(self, examples: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
         """Scores existing translations or texts. Returns an output for each example, with its log-probability.

@@ -165,6 +165,9 @@ class OneFile(Documents):
     @override
     def documents(self, split: str) -> Iterator[str]:
         text = read_text(self._path)
+        if not text.strip():
+            raise UserError(f'config.data.file={str(self._path)!r} is empty, or has only white space. Use a file with '
+                            'text')
         border = int(len(text) * (1 - self._validation_share))
         part = text[:border] if split == 'train' else text[border:]
         if self._kind == 'file':

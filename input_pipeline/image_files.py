@@ -101,11 +101,15 @@ def _opened(path: Path) -> Image.Image:
     try:
         image = Image.open(path)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f'{path} cannot be read as an image: {error}') from None
+        raise _unreadable(path, error) from None
     if image.mode.startswith(DEEP):
         raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits, or write '
                         'the images to an .npz file')
     return image
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f'{path} cannot be read as an image: {error}. Repair or remove the file')
 
 
 def _decoded(image: Image.Image, path: Path, mode: str) -> Image.Image:
@@ -118,4 +122,4 @@ def _decoded(image: Image.Image, path: Path, mode: str) -> Image.Image:
         with image:
             return ImageOps.exif_transpose(image).convert(mode)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f'{path} cannot be read as an image: {error}') from None
+        raise _unreadable(path, error) from None

@@ -91,8 +91,11 @@ class Parts:
         """Returns the part of a single training text that belongs to a split. The last characters are held out.
 
         Raises:
-          UserError: if nothing would remain for training. `where` is the name of the text in the message.
+          UserError: if the text is empty, or nothing would remain for training. `where` is the name of the text in
+            the message.
         """
+        if not text.strip():
+            raise UserError(f'{where} is empty, or has only white space. Use a file with text')
         count, together = len(self.names), ' and '.join(self.names)
         ends = [int(len(text) * (1 - self.share * (count - number))) for number in range(count + 1)]
         if ends[0] <= 0:
@@ -136,10 +139,12 @@ class HeldOut:
           kept: the keys of examples that are never held out.
 
         Raises:
-          UserError: if no examples would remain for training.
+          UserError: if there are no examples, or no examples would remain for training.
         """
         self._splits, self._kept = parts.names, frozenset(kept)
         different = np.unique(np.fromiter(keys, np.uint64))
+        if not len(different):
+            raise UserError(f'there are no {what}. Use files with more data')
         candidates = different[~np.isin(different, np.fromiter(self._kept, np.uint64))]
         count, together = max(1, round(parts.share * len(different))), ' and '.join(parts.names)
         if count * len(parts.names) > min(len(different) - 1, len(candidates)):

@@ -149,7 +149,8 @@ def test_images_are_edited_too(runs):
     run = runs['patches']
     values = run.inspect(images, ['pooled', 'encoder/layers_1'])
     edited = run.edited([Edit('replace', 'pooled', values[1]['pooled'].values)])
-    np.testing.assert_allclose(edited.model.predict(images), np.tile(run.model.predict(images[1:2]), (3, 1)), atol=1e-5)
+    np.testing.assert_allclose(
+        edited.predict(images).outputs, np.tile(run.predict(images[1:2]).outputs, (3, 1)), atol=1e-5)
 
 
 def test_other_numbers_compile_nothing(runs):
