@@ -26,7 +26,8 @@ from analysis.passes import (
     teacher_forced,
     text_of,
 )
-from inference.edits import Sizes, check_selection, matching, selected
+from inference.editor import check_selection, selected
+from inference.edits import Sizes, matching
 from inference.run import Run
 from runtime.errors import UserError
 

@@ -39,18 +39,18 @@ def naming_option(split: str) -> str:
     return f'splits.{split if split in ("train", "validation") else "test"}'
 
 
-def asked_splits(split: str, data: ConfigDict) -> list[str]:
+def asked_splits(split: str, data: ConfigDict, option: str = '--split') -> list[str]:
     """Returns the splits that the flag --split=`split` selects. 'test' selects all test sets.
 
     Raises:
-      UserError: if there is no such split.
+      UserError: if there is no such split. The message begins with `option`.
     """
     sets = sets_to_test(data)
     if split == 'test':
         return sets
     known = dict.fromkeys((*SPLITS, *sets))
     if split not in known:
-        raise UserError(f'--split={split} must be one of {", ".join(known)}{did_you_mean(split, list(known))}')
+        raise UserError(f'{option}={split} must be one of {", ".join(known)}{did_you_mean(split, list(known))}')
     return [split]
 
 
