@@ -256,7 +256,14 @@ def save_figure(figure: 'Figure', path: Path) -> None:
 
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
-    """Returns a figure and its `count` panels. `size` and `beside`, the width of a color bar, are in inches."""
+    """Returns a figure and its `count` panels.
+
+    Args:
+      count: the number of panels.
+      size: the width and height of a panel in inches.
+      columns: the number of columns of panels. If it is 0, the panels form a square.
+      beside: the width in inches of a color bar to the right of all panels.
+    """
     from matplotlib.figure import Figure
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)

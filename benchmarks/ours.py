@@ -1,4 +1,4 @@
-"""The train step and the search of this project, prepared for benchmarks with the sizes of a workload."""
+"""The train step and the search of this project, for benchmarks. A workload sets their sizes."""
 
 import functools
 import time

@@ -283,9 +283,9 @@ def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float,
                       seed: int) -> dict[str, list[tuple[str, str]]]:
     """Replaces no-break spaces by plain spaces in some source sentences.
 
-    The function chooses the fraction `share` of the source sentences that have no-break spaces. The changed sentences
-    have the spaces that people type. The targets keep CLDR's spaces. All source sentences of all splits remain
-    different: if two sentences differ only in their spaces, neither sentence is changed. A larger share changes the
+    The function changes the fraction `share` of the source sentences that contain no-break spaces. The changed
+    sentences have the spaces that people type. The targets keep CLDR's spaces. All source sentences of all splits
+    remain unique: if two sentences differ only in their spaces, neither sentence is changed. A larger share changes the
     same sentences as a smaller share, and further sentences.
     """
     typed = collections.Counter(source.translate(TYPED) for pairs in corpus.values() for source, _ in pairs)

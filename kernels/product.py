@@ -1,4 +1,4 @@
-"""Products of inputs and matrices, and sums with biases, with gradients that are computed fast on CPUs."""
+"""Products of inputs and matrices, and sums with biases. Their gradients are computed fast on CPUs."""
 
 import itertools
 import math

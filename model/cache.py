@@ -63,7 +63,7 @@ class Past(flax.struct.PyTreeNode):
         return self._each(lambda array, axis: jax.lax.slice_in_dim(array, 0, count, axis=axis))
 
     def resized(self, keys: int) -> 'Past':
-        """Returns the past with room for `keys` more keys. If `keys` is negative, removes the last -keys keys."""
+        """Returns the past with room for `keys` more keys. A negative number removes the last keys."""
         if keys < 0:
             return self.first(self.length() + keys)
         return self._each(lambda array, axis: jnp.pad(
@@ -110,7 +110,7 @@ class Cache(flax.struct.PyTreeNode):
     past: Any = ()
 
     def resized(self, keys: int) -> 'Cache':
-        """Returns the cache with room for `keys` more keys. If `keys` is negative, removes the last -keys keys."""
+        """Returns the cache with room for `keys` more keys. A negative number removes the last keys."""
         return self.replace(past=jax.tree.map(lambda past: past.resized(keys), self.past,
                                               is_leaf=lambda node: isinstance(node, Past)))
 

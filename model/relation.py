@@ -122,7 +122,7 @@ class Relation(flax.struct.PyTreeNode):
         return jnp.asarray(self.target), jnp.asarray(self.source)
 
     def rows(self) -> tuple[dict[str, AnyArray], dict[str, int]]:
-        """Returns the fields that have an axis of queries, and the number of this axis in each field."""
+        """Returns the fields that have an axis of queries, and the index of this axis in each field."""
         axes = {'target': 1, 'target_segments': 1, 'mask': 2}
         fields = {name: getattr(self, name) for name in axes}
         present = {name: field for name, field in fields.items() if field is not None and field.shape[axes[name]] > 1}

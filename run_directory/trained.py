@@ -193,7 +193,7 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
                         'the same task and vocabulary')
     longest, limit = TASKS[config.task].longest, teacher.module.length_limit
     if limit and flatten(config)[longest] > limit:
-        raise UserError(f'{option}: the teacher has learned positions for {limit} tokens, but config.{longest}='
+        raise UserError(f'{option}: the teacher supports at most {limit} tokens, but config.{longest}='
                         f'{flatten(config)[longest]}. Lower config.{longest} to {limit}')
     return teacher
 

@@ -45,10 +45,10 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
             patience: int = agreement.PATIENCE) -> None:
     """Connects this process with the other processes of its job, if there are any. Call this before using a device.
 
-    Without arguments, JAX detects the job: several tasks of one `srun` (Slurm), TPU pods and GKE, and an indexed
-    Kubernetes Job if the package `kubernetes` is installed (jax[k8s]). Any other process runs alone, including a
-    process in an interactive Slurm allocation. If a process of the job does not arrive, this process ends with the
-    status STOPPED.
+    Without arguments, JAX detects the job. JAX detects several tasks of one `srun` (Slurm), TPU pods and GKE. It also
+    detects an indexed Kubernetes Job if the package `kubernetes` is installed (jax[k8s]). Any other process runs alone,
+    including a process in an interactive Slurm allocation. If a process of the job does not arrive, this process ends
+    with the status STOPPED.
 
     Args:
       address: HOST:PORT of process 0, reachable from all processes.
@@ -114,7 +114,7 @@ def refuse_unequal_devices() -> None:
 
 
 def lost(error: BaseException | None) -> bool:
-    """Returns whether the loss of another process of the job has caused `error`, directly or indirectly."""
+    """Returns whether `error` occurred because another process of the job has ended or does not respond."""
     while error is not None:
         text = str(error)
         if (isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(text)
