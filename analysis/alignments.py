@@ -29,8 +29,8 @@ class Head:
     """A head of the cross-attention from which alignments are read.
 
     Attributes:
-      layer: the number of the layer, from 0.
-      head: the number of the head, from 0; None: the mean of all heads.
+      layer: the index of the layer.
+      head: the index of the head; None: the mean of all heads.
       shift: 'output' uses the weights of the step that predicts a target token. 'input' uses the weights of the next
         step, which reads this token (Chen et al. 2020, arXiv:2004.14837).
     """

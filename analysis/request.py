@@ -190,7 +190,7 @@ class Request:
     def search_of(self, run: Any) -> Mapping[str, Any]:
         """Returns the flags of the search.
 
-        For images and series, --n_best is not an option of the search, but the number of classes in an answer. So it is
+        For images and series, --n_best is not an option of the search, but the number of classes in an answer. So n_best is
         left out.
         """
         classes = TASKS[run.config.task].answerer in PREDICTORS

@@ -52,7 +52,7 @@ def make_model(workload: Workload, dtype: str) -> Transformer:
 
 
 def train_program(workload: Workload, dtype: str) -> Program:
-    """Returns the train step of configs/base.py, compiled for one device like in training/compiled.py.
+    """Returns the train step of configs/base.py, compiled for one device as in training/compiled.py.
 
     Each call continues from the state of the previous call.
     """

@@ -49,10 +49,10 @@ def config_from(flag: flags.FlagHolder,
 
 
 def shorten_warmup(config: ConfigDict, asked: Collection[str]) -> None:
-    """Reduces the warm-up of a cosine schedule to a tenth of the steps if it is not shorter than the training.
+    """Reduces the warm-up of a cosine schedule to a tenth of the steps if the warm-up is not shorter than the training.
 
-    Logs a warning about the change. `asked` contains the options that the user set. If it contains the warm-up, the
-    warm-up is not changed.
+    Logs a warning about the change. `asked` contains the options that the user set. A warm-up that the user set is
+    not changed.
     """
     if _misshapen(config) or 'optimizer.warmup' in asked or config.optimizer.schedule != 'cosine':
         return
@@ -81,7 +81,7 @@ def config_problems(config: ConfigDict) -> list[str]:
     """Returns the message 'config.OPTION=VALUE: requirement' for each value that is not allowed.
 
     Each option has at most one message. The messages are in the order of the table of options. A problem that follows
-    from another problem is left out. For example, if the task is unknown, no option is reported as unused.
+    from another problem is not reported. For example, if the task is unknown, no option is reported as unused.
     """
     if problems := _misshapen(config):
         return problems

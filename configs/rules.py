@@ -24,9 +24,9 @@ def cross_heads(model: ConfigDict) -> tuple[int, int]:
 
 
 def cross_head(name: str, layers: int, heads: int) -> tuple[int, int | None] | None:
-    """Returns the numbers of the layer and the head that `name` selects. Numbers in the result start at 0.
+    """Returns the indices, from 0, of the layer and the head that `name` selects.
 
-    `name` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER', with numbers that start at 1. In the last two
+    `name` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER'. LAYER and HEAD are counted from 1. In the last two
     forms, the head is None, which means the mean of all heads. Returns None if `name` has another form, or if there is
     no such head.
     """

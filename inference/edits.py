@@ -69,7 +69,8 @@ class Edit:
             raise UserError(f'edit {self.edit!r} at {self.place}: "by" '
                             + ('is missing. See docs/inside.md' if self.by is None else 'has no effect. Remove "by"'))
         if self.edit == 'freeze' and isinstance(self.by, str) and self.by not in PATTERNS:
-            raise UserError(f'edit \'freeze\' at {self.place}: by={self.by!r} must be {", ".join(PATTERNS)} or numbers')
+            raise UserError(f'edit \'freeze\' at {self.place}: by={self.by!r} must be an array of numbers, or one of '
+                            f'{", ".join(PATTERNS)}')
 
     @classmethod
     def of(cls, fields: Any, where: str = 'edits') -> 'Edit':
@@ -290,8 +291,8 @@ def _check_apart(first: Edit, second: Edit, name: str) -> None:
 
     if all(callable(edit.edit) or edit.edit in FIRST for edit in (first, second)) and (
             shared(first.heads, second.heads) and shared(first.positions, second.positions)):
-        raise UserError(f'two edits replace the same values of {name}. Remove one, or give them different heads or '
-                        'positions')
+        raise UserError(f'two edits replace the same values of {name}. Remove one of the edits, or set "heads" or '
+                        '"positions" so that the edits do not overlap')
 
 
 def _applied(edit: Edit, numbers: Any, value: Array, at: At) -> Array:

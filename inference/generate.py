@@ -83,9 +83,8 @@ class Generator(SearchModel):
         prompts = checked_texts(prompts)
         one_way = options.n_best == 1 and options.method != 'beam'
         if not one_way and options.extra_length >= self.context:
-            raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, the window that '
-                            'the model was trained on, because beam search and n_best>1 use one window. Decrease '
-                            'extra_length')
+            raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, because beam '
+                            'search and n_best>1 use only one window of the model. Decrease extra_length')
         if one_way:  # when a window is full, the next window begins with its last half
             room, kept = max(1, self.context - 1), max(1, self.context // 2)
         else:

@@ -271,8 +271,8 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
         elif (fruitless := fruitless + 1) >= PATIENCE:
             raise ValueError(
                 f'sizes={dict(sizes)}: the built-in corpus of {source_locale}-{target_locale} has too few sentences. '
-                f'The search found {len(target_of)} different pairs instead of {wanted}, and no new pair in {PATIENCE} '
-                f'draws. Use at most {len(target_of)} pairs in total.')
+                f'The search found {len(target_of)} unique pairs instead of {wanted}, and no new pair in the last '
+                f'{PATIENCE} draws. Use at most {len(target_of)} pairs in total.')
     # Kinds with few sentences occur mainly among the first pairs, so the pairs are shuffled before they are split.
     rest = iter(rng.sample(list(target_of.items()), wanted))
     corpus = {split: list(islice(rest, sizes[split])) for split in sorted(sizes)}

@@ -152,7 +152,7 @@ def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, lis
         for one, other in zip(rows, rows[1:], strict=False):
             if one.time == other.time:
                 raise UserError(f'{path}:{other.line}: time {other.cells["time"]!r} of series {name!r} is also at line '
-                                f'{one.line}. The times of a series must be different')
+                                f'{one.line}. The times of a series must be unique')
     unsorted = sum([row.line for row in rows] != sorted(row.line for row in rows) for rows in ordered.values())
     if unsorted:
         say(f'{path}: {unsorted} of {len(series)} series are not in the order of time. Their rows are sorted')

@@ -144,7 +144,7 @@ class HeldOut:
         count, together = max(1, round(parts.share * len(different))), ' and '.join(parts.names)
         if count * len(parts.names) > min(len(different) - 1, len(candidates)):
             raise UserError(
-                f'config.data.validation_share={parts.share}: too large, because too few of {len(different)} different '
+                f'config.data.validation_share={parts.share}: too large, because too few of {len(different)} distinct '
                 f'{what} would remain for training if {count} are held out for each of {together}. Use a smaller '
                 f'share, add data, or provide files for {together}')
         self._held_out = candidates[:count * len(parts.names)]

@@ -77,8 +77,8 @@ class PositionalEncoding(nn.Module):
         if self.scheme != 'learned':
             return jnp.zeros((*positions.shape, self.d_model))
         if length > self.max_length:
-            raise ValueError(f'learned positions end at max_length={self.max_length}, but {length} are needed. Shorten '
-                             'the input, or train with a larger max_length or with position=sinusoidal.')
+            raise ValueError(f'position=learned: there are only max_length={self.max_length} positions, but {length} '
+                             'are needed. Shorten the input, or train with a larger max_length or position=sinusoidal.')
         init = nn.with_logical_partitioning(nn.initializers.normal(self.d_model ** -0.5), ('position', 'embed'))
         table = self.param('table', init, (self.max_length, self.d_model), unbox=True)
         return table[jnp.asarray(positions)]

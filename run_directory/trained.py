@@ -140,7 +140,7 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
         if member.config.data.packing != first.config.data.packing:  # decides whether texts begin with the start token
             raise UserError(f'{member.workdirs[0]} has config.data.packing={member.config.data.packing}, and '
                             f'{first.workdirs[0]} has {first.config.data.packing}. The runs of an ensemble must have '
-                            'the same config.data.packing. Leave out one of the runs')
+                            'the same config.data.packing. Remove one of the runs')
     config = first.config.copy_and_resolve_references()
     length = TASKS[config.task].longest.removeprefix('data.')
     config.data[length] = min(model.config.data[length] for model in models)

@@ -69,7 +69,7 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
             return check_devices()
     elif address is None or count is None or number is None:
         raise UserError(f'{", ".join(missing)} is missing. Set all of the three flags {", ".join(flags)}, or none of '
-                        'them. Each process needs a different --process_id')
+                        'them. Every process needs its own --process_id')
     else:
         host, _, port = address.rpartition(':')
         if not host or not re.fullmatch(r'[0-9]{1,5}', port) or not 0 < int(port) < 65536:

@@ -91,8 +91,8 @@ def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> di
         time.sleep(0.2)
     if strangers:
         raise UserError(f'{address}: another program answers at this address. Use a free port. If this job has already '
-                        f'started, two processes may have --process_id={ticket["number"]}: give each process a '
-                        'different --process_id')
+                        f'started, two processes may have --process_id={ticket["number"]}: give every process '
+                        'its own --process_id')
     return {'missing': f'{address}: process 0 does not answer at this address ({reason}). Start process 0 at an '
                        'address that all processes can reach'}
 

@@ -104,8 +104,8 @@ def sizes_of_mesh(config: ConfigDict, topology: Topology) -> dict[str, int]:
     sizes = {axis: topology.devices // product if size == -1 else size for axis, size in sizes.items()}
     if sizes['data'] * sizes['fsdp'] * sizes['tensor'] != topology.devices:
         requested = ', '.join(f'{axis}={config.parallel[axis]}' for axis in AXES)
-        raise UserError(f'config.parallel: the product of {requested} is not the number of devices of {topology}, '
-                        f'{topology.devices}. Set one axis to -1 to use all devices')
+        raise UserError(f'config.parallel: the product of {requested} must be {topology.devices}, the number of '
+                        f'devices of {topology}. Set one axis to -1 to use all devices')
     return sizes
 
 
