@@ -73,7 +73,7 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
 
 
 def _patched(module, names, params, inputs, targets, weights, new, number):
-    """Returns the log-probability of the target when row i has the value `new` at position i of place `names[number]`."""
+    """Returns the log-probability of the target when row i has the value `new` at position i of `names[number]`."""
     def edit_of(name):
         def edited(value, at):
             rows = jnp.arange(len(value))

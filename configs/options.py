@@ -5,10 +5,10 @@ docs/options.md (python -m tools.options_page) are made from this table. Default
 model (section 5), where the paper gives a value.
 
 Some options have an effect only for some models or tasks, or only with some values of other options. The field `only`
-of an option lists these models, tasks and values. In all other cases, it is an error to set the option. Two options
-may always be set, because one recipe or sweep may use several sources or position schemes:
-data.name (without effect on files and on built-in text) and model.max_length (without effect on positions that are not
-learned). In `only`, 'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
+of an option lists these models, tasks and values. In all other cases, it is an error to set the option. Two options may
+always be set, because one recipe or sweep may use several sources or position schemes: data.name (without effect on
+files and on built-in text) and model.max_length (without effect on positions that are not learned). In `only`,
+'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
 """
 
 import dataclasses

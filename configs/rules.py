@@ -26,9 +26,9 @@ def cross_heads(model: ConfigDict) -> tuple[int, int]:
 def cross_head(name: str, layers: int, heads: int) -> tuple[int, int | None] | None:
     """Returns the indices, from 0, of the layer and the head that `name` selects.
 
-    `name` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER'. LAYER and HEAD are counted from 1. In the last two
-    forms, the head is None, which means the mean of all heads. Returns None if `name` has another form, or if there is
-    no such head.
+    `name` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER'. LAYER and HEAD are counted from 1. In the last
+    two forms, the head is None, which means the mean of all heads. Returns None if `name` has another form, or if there
+    is no such head.
     """
     kind, layer, head, *rest = [*name.split(':'), 'mean'] if name.count(':') == 1 else [*name.split(':'), '', '']
     numbers = [int(text) if text.isdecimal() else 0 for text in (layer, head)]

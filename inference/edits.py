@@ -212,7 +212,7 @@ class Editor:
                 self._matched.setdefault(name, []).append(rank)
 
     def __call__(self, numbers: Any = None) -> Callable[[str], Callable[[Array, At], Array] | None]:
-        """Returns a function that maps the name of a place to the function that edits its value, or to None.
+        """Returns a function that maps the name of a place to the function that edits the value there, or to None.
 
         If `numbers` is given, it is used instead of `self.numbers`.
         """
@@ -234,7 +234,7 @@ def _rank(edit: Edit) -> tuple[int, str]:
 
 
 def _check(edit: Edit, numbers: Any, name: str, sizes: Sizes) -> None:
-    """Raises UserError if an edit cannot be applied to the place `name`. `numbers` is its array, or None."""
+    """Raises UserError if an edit cannot be applied to the place `name`. `numbers` is the edit's array, or None."""
     where = f'edit {edit.edit!r} at {name}' if isinstance(edit.edit, str) else f'the function at {name}'
     check_selection(where, edit.heads, edit.positions, name, sizes)
     pairs = tuple(sizes) == PAIRS

@@ -70,7 +70,7 @@ class Generator(SearchModel):
         """Continues each prompt by options.extra_length tokens, or until the model ends the document.
 
         The text of an output is the text after the prompt (`Tokenizer.continuation`). This text begins with a space if
-        it begins with a new word. An empty prompt stands for the start token, and its continuation is a new text.
+        it begins with a new word. An empty prompt stands for the start token. The continuation is then a new text.
 
         No end token is forced. The log-probability of a continuation includes the end token only if the document ends.
         If a prompt is longer than a window, only its end is read, and a warning is logged. `first` is the number of

@@ -298,7 +298,7 @@ class SearchModel(TextModel):
         """Returns the largest possible `SearchInput.limit` for sources that are padded to `width` tokens."""
 
     def automaton(self, options: SearchOptions) -> Automaton | None:
-        """Returns the automaton that excludes the words to avoid, or None if there are none."""
+        """Returns the automaton that excludes the words to avoid, or None if there are no words to avoid."""
         if options.avoid and options.avoid not in self._automata:
             self._automata = {options.avoid: Automaton(options.avoid, self.tokenizers['target'], self.multiline)}
         return self._automata.get(options.avoid)

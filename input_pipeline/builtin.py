@@ -251,7 +251,7 @@ def draw_sentence(rng: random.Random, kinds: Mapping[str, Kind], name: str, sour
 def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: int = 0,
                 sizes: Mapping[str, int] = {'train': 20000, 'validation': 1000, 'test': 1000},
                 writers: dict[tuple[str, str], Writer] | None = None) -> dict[str, list[tuple[str, str]]]:
-    """Returns pairs (source, target) for each split in `sizes`. All source sentences of all splits are different.
+    """Returns pairs (source, target) for each split in `sizes`. All source sentences of all splits are unique.
 
     If `writers` is given, it receives {pair: function that writes this pair in any locale}. links.py uses these
     functions to link words.

@@ -121,9 +121,9 @@ def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], sh
 class HeldOut:
     """Divides the training data among the splits.
 
-    The hash of an example decides its split. So the splits depend on the content of the examples, not on their order or
-    the machine, and equal examples are in the same split. The examples with the smallest hashes are held out. Each
-    held-out split gets the share `share` of all different examples, but at least one example.
+    The hash of an example decides its split. So the splits depend on the content of the examples, but not on the order
+    of the examples and not on the machine. Equal examples are in the same split. The examples with the smallest hashes
+    are held out. Each held-out split gets the share `share` of all distinct examples, but at least one example.
     """
 
     def __init__(self, parts: Parts, keys: Iterable[int], what: str, kept: Collection[int] = ()):

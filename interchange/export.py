@@ -58,7 +58,7 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
     Args:
       workdir: the run directory.
       output: a new or an empty folder outside of run directories.
-      removed: (place of the heads, number of the head from 0), as in `analysis.heads`, such as
+      removed: (place of the heads, index of the head), as in `analysis.heads`, such as
         ('decoder/layers_0/cross_attention/heads', 2).
       checkpoint: the same choices as --checkpoint of decode.py, including averages.
 

@@ -127,7 +127,7 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
     """Writes a trained model into an existing folder, as Marian, GPT-2, Llama, Mistral or Qwen2.
 
     The architecture may have parameters that the trained model lacks. Biases of 0 and a table of sinusoids are then
-    added. They do not change the function of the model.
+    added. These parameters do not change the outputs.
 
     Raises:
       UserError: if none of these architectures can express the model. The message names the options.

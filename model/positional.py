@@ -164,7 +164,7 @@ def relative_buckets(offset: Int[Array, '*n'], bidirectional: bool) -> Int[Array
 
 
 class AlibiBias(flax.struct.PyTreeNode):
-    """ALiBi's bias on the scores, -slope * |i - j|, which makes the weights of distant keys smaller."""
+    """ALiBi's bias on the scores, -slope * |i - j|. It makes the weights of distant keys smaller."""
     slopes: Float[Array, ' heads']
 
     def __call__(self, target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],

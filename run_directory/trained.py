@@ -118,7 +118,7 @@ def vocabulary_difference(config: ConfigDict, tokenizers: Mapping[str, Tokenizer
 
 
 def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
-    """Returns an ensemble of the models. Returns the model itself if there is only one.
+    """Returns an ensemble of the models. Returns the model itself if there is only one model.
 
     Raises:
       UserError: if a model cannot be a member of the ensemble.
@@ -239,7 +239,7 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 def _check_parameters(module: nn.Module, task: str, sizes: Mapping[str, Any], params: Params) -> None:
     """Raises ValueError if names or shapes of `params` do not match the module. The message names one parameter.
 
-    The check traces the module, which takes a tenth of the time of a short decoding. So the check is not repeated for a
+    The check traces the module. This takes a tenth of the time of a short decoding. So the check is not repeated for a
     combination of module, shapes and code that has passed it before. A file in the user's cache records this.
     """
     shapes = _shapes(params)

@@ -130,7 +130,7 @@ def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> 
 
 
 class Recipe:
-    """What a recipe defines for a training run, except the data.
+    """The parts of a training run that a recipe defines, except the data.
 
     Attributes:
       config: the recipe's options.
@@ -170,7 +170,7 @@ class Recipe:
         return matmul_flops(step, nn.unbox(self.boxed), self.batch)
 
     def for_parts(self, config: ConfigDict) -> 'Recipe':
-        """Returns a copy of the recipe for `config`, which may differ in parallel and train.accumulate."""
+        """Returns a copy of the recipe for `config`. Only parallel and train.accumulate may differ."""
         assert self.flops  # cached here, so that the copies share `flops` and `boxed`
         recipe = copy.copy(self)
         recipe.config, recipe.parts = config, self.parts | {'accumulate': config.train.accumulate}

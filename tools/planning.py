@@ -182,7 +182,7 @@ def seconds_a_token(plan: Plan) -> tuple[float, float]:
     """Returns two estimates of the seconds per target position. A search ranks plans by these estimates.
 
     The first estimate is a lower bound, rounded to three digits. It assumes that arithmetic, memory traffic and links
-    overlap completely. The second estimate assumes that they do not overlap.
+    overlap completely. The second estimate assumes no overlap.
     """
     best = plan.bounds
     return float(f'{best.seconds / plan.tokens:.3g}'), (best.arithmetic + best.memory + best.links) / plan.tokens

@@ -114,7 +114,7 @@ def computing_shardings_of(boxed: PyTree, stored: PyTree[NamedSharding], mesh: M
 
 
 def without_fsdp(sharding: NamedSharding) -> NamedSharding:
-    """Returns a sharding like `sharding`, but not sharded along the mesh axis 'fsdp'."""
+    """Returns `sharding` without the mesh axis 'fsdp'."""
     return NamedSharding(sharding.mesh, PartitionSpec(*(
         _entry(tuple(axis for axis in _axes(entry) if axis != 'fsdp')) for entry in sharding.spec)))
 
