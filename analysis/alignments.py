@@ -92,7 +92,7 @@ def best_head(run: Run, sentences: int = SENTENCES) -> Head:
 
 
 def chosen_head(look: str, model: Translator) -> Head:
-    """Returns the head that --look=cross:LAYER[:HEAD] names. LAYER and HEAD are numbers from 1; HEAD may be 'mean'.
+    """Returns the head that --look=cross:LAYER[:HEAD] names. LAYER and HEAD are counted from 1; HEAD may be 'mean'.
 
     Raises:
       UserError: if the head does not exist.

@@ -59,7 +59,7 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
       places: names or patterns of places with the axis 'position'.
 
     Raises:
-      UserError: if there is no such place, or the sentences differ in their numbers of tokens.
+      UserError: if there is no such place, or the sentences differ in the number of tokens.
     """
     comparison = _Comparison(run, clean, corrupt, target, places)
     text, names, count = comparison.texts[1], list(comparison.values), len(comparison.pieces)

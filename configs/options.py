@@ -218,7 +218,7 @@ OPTIONS = (
            'the channel; steps without any value are hidden from the model', OneOf(('error', 'mean')),
            EXAMPLES | {'data.source': ('files',)}),
     Option('data.mixup', 0.0, 'in training, mix each example and its class with another example of the batch (Zhang '
-           'et al. 2018); the shares are drawn from Beta(mixup, mixup); 0.2 is a common value; 0: none',
+           'et al. 2018); the shares are drawn from Beta(mixup, mixup), such as Beta(0.2, 0.2); 0: none',
            Between(0, 100), {'task.data': ('classes',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
@@ -268,7 +268,7 @@ OPTIONS = (
            'as 3; 0: one pass', Between(0, 1000), CLASSES | TOKENS),
     Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', FRACTION,
            CLASSES | TOKENS),
-    Option('train.teacher', '', 'run directory of a teacher, or run directories of several, separated by commas; the '
+    Option('train.teacher', '', 'run directory of a teacher; several, separated by commas, form an ensemble; the '
            "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='the teacher has equal parameters'),
     Option('train.teacher_checkpoint', 'best', 'checkpoint of the teacher, in the syntax of decode.py --checkpoint',
            TEXT, TEXTS, resume='the teacher has equal parameters'),

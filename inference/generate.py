@@ -74,7 +74,7 @@ class Generator(SearchModel):
 
         No end token is forced. The log-probability of a continuation includes the end token only if the document ends.
         If a prompt is longer than a window, only its end is read, and a warning is logged. `first` is the number of
-        earlier prompts in the file. Random samples depend on the number of the prompt in the file, and on the seed.
+        earlier prompts in the file. Random samples depend on the index of the prompt in the file, and on the seed.
 
         Raises:
           UserError: if a search with several hypotheses would exceed one window. Only a search with one hypothesis can

@@ -336,7 +336,7 @@ class SearchModel(TextModel):
              begins: Sequence[Begin] | None = None) -> search.Hypotheses:
         """Returns the hypotheses for at most options.batch_size tokenised sources, as NumPy arrays.
 
-        Random samples for a source depend on the seed, on the number of the source in `numbers` and on `draw`, not on
+        Random samples for a source depend on the seed, on the index of the source (`numbers`) and on `draw`, not on
         the other sources. `limits` has the maximum number of new tokens for each source. By default, `options`
         determine these numbers. `begins` are the required beginnings of the outputs.
         """

@@ -81,7 +81,7 @@ class Translator(SearchModel):
                   prefixes: Sequence[str] | None = None) -> list[Output]:
         """Translates sentences, in order. An empty or blank sentence has an empty translation.
 
-        `first` is the number of earlier sentences in the file. Random samples depend on the number of the sentence in
+        `first` is the number of earlier sentences in the file. Random samples depend on the index of the sentence in
         the file, and on the seed. Each translation begins with its prefix in `prefixes`; a prefix '' has no effect. The
         log-probability of a translation includes the prefix. The translation may continue the last word of a prefix,
         unless the prefix ends with a space.

@@ -53,11 +53,11 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
     Args:
       address: HOST:PORT of process 0, reachable from all processes.
       count: the number of processes.
-      number: the number of this process, from 0.
+      number: the id of this process, from 0.
       patience: seconds to wait for a missing or slow process, at the start and during the job.
 
     Raises:
-      UserError: if only some of the arguments are given, a value is not allowed, two processes have the same number,
+      UserError: if only some of the arguments are given, a value is not allowed, two processes have the same id,
         the port is in use, or the processes have different numbers of devices.
     """
     agreement.PATIENCE = patience
