@@ -118,8 +118,8 @@ class Translator(SearchModel):
             elif UNK in begin.prefix:
                 problem = 'this prefix has characters that are not in the vocabulary'
             elif count >= limit:
-                problem = (f'this prefix has {count} tokens, but the translation may have {limit}, with its end token. '
-                           'Increase --extra_length, or shorten the prefix')
+                problem = (f'this prefix has {count} tokens, but the translation may have {limit}, including the end '
+                           'token. Increase --extra_length, or shorten the prefix')
             elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
                 problem = 'this prefix contains a word to avoid'
             if problem:

@@ -150,7 +150,7 @@ class HeldOut:
         self._held_out = candidates[:count * len(parts.names)]
         self._last = self._held_out[count - 1::count].tolist()  # the largest key of each held-out split
         say(f'{together}: held out from the training data, because there are no files. {count} of {len(different)} '
-            f'different {what} are chosen by a hash for each split (config.data.validation_share={parts.share})')
+            f'distinct {what} are chosen by a hash for each split (config.data.validation_share={parts.share})')
 
     def split(self, key: int) -> str:
         """Returns the split of the example whose hash is `key`: a held-out split or 'train'."""

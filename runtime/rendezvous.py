@@ -159,7 +159,7 @@ def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any
     if error is None:
         arrived[number] = ticket, connection
         return None
-    verdict = {'error': f'{error}. Give all processes the same --num_processes, and each process a different '
+    verdict = {'error': f'{error}. Give all processes the same --num_processes, and every process its own '
                         f'--process_id ({listed(arrived)} arrived)'}
     _send(verdict, [connection])
     return verdict
