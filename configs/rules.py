@@ -91,7 +91,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              'must be one name, because only folders and datasets of text can have several test sets'),
         Rule('data.splits.test', len(test_sets) > 1, '/' not in data.splits.test and
              len({*test_sets, '', 'train', 'validation'}) == len(test_sets) + 3,
-             'must be unique names, separated by commas. Do not use the names train and validation, or the character /'),
+             'must be unique names without /, separated by commas. The names train and validation are not allowed'),
         Rule('data.name', data.source == 'builtin' and bool(task.builtin), data.name in task.builtin,
              f'must be one of {", ".join(task.builtin)}'),
 
