@@ -103,8 +103,8 @@ def _opened(path: Path) -> Image.Image:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f'{path} cannot be read as an image: {error}') from None
     if image.mode.startswith(DEEP):
-        raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits, or write '
-                        'the images to an .npz file')
+        raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert the image to 8 '
+                        'bits, or write the images to an .npz file')
     return image
 
 

@@ -147,7 +147,8 @@ class Recipe:
           UserError: if plans do not support the recipe.
         """
         if config.train.teacher:
-            raise UserError(f'config.train.teacher={config.train.teacher}: plans do not support a teacher. Remove it')
+            raise UserError(f'config.train.teacher={config.train.teacher}: plans do not support a teacher. Remove the '
+                            'option')
         self.config = config
         self.batch, self.rows = assumed_batch(config, length, shares * config.train.accumulate)
         self.module = build_model(config.model, **assumed_sizes(config), pad=PAD)
