@@ -52,7 +52,7 @@ def test_one_file_makes_three_splits(tmp_path, logged, form, count, share, each)
     assert {split: len(pairs) for split, pairs in parts.items()} == {
         'train': count - 2 * each, 'validation': each, 'test': each}
     assert sorted(pair for pairs in parts.values() for pair in pairs) == sorted(PAIRS[:count])
-    assert f'held out from the training data, because there are no files. {each} of {count} different' in logged.text
+    assert f'held out from the training data, because there are no files. {each} of {count} distinct' in logged.text
     assert f'for each split (config.data.validation_share={share})' in logged.text
     assert len({json.dumps(corpus.fingerprint(split)) for split in SPLITS}) == 3
 
