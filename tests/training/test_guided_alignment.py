@@ -129,9 +129,9 @@ def test_white_space_belongs_to_the_next_word():
 
 
 @pytest.mark.parametrize('line, message', [
-    ('0-1 1:0', "train.align:1: '1:0' is not a link. Write SOURCE-TARGET"),
-    ('0-1 2-0', "train.align:1: 2-0 links source word 2, but the source has 2 words"),
-    ('0-2', 'train.align:1: 0-2 links target word 2, but the target has 2 words'),
+    ('0-1 1:0', "train.align:1: '1:0' is not a link. Write links as SOURCE-TARGET"),
+    ('0-1 2-0', "train.align:1: 2-0 links source word 2, but the source has only 2 words"),
+    ('0-2', 'train.align:1: 0-2 links target word 2, but the target has only 2 words'),
     ('', None)])
 def test_wrong_links_are_refused_with_file_and_line(line, message, folder, tmp_path):
     (folder / 'train.align').write_text(''.join(f'{text}\n' for text in [line, *LINES[1:]]))
