@@ -56,7 +56,7 @@ def rows_of_store(pairs: Sequence[tuple[str, str]], store: TokenStore, tokenizer
                   max_length: int) -> list[int]:
     """Returns the index in `pairs` of each row of the store that was built from `pairs`.
 
-    The store leaves out pairs that are empty or too long.
+    The store does not contain pairs that are empty or too long.
     `max_length` is the argument of `token_store.open_store`.
     """
     rows = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]

@@ -136,9 +136,9 @@ def test_white_space_is_that_of_python():
 
 
 @pytest.mark.parametrize('line, message', [
-    ('0-1 1:0', "train.align:1: '1:0' is not a link. Write SOURCE-TARGET"),
-    ('0-1 2-0', "train.align:1: 2-0 links source word 2, but the source has 2 words"),
-    ('0-2', 'train.align:1: 0-2 links target word 2, but the target has 2 words'),
+    ('0-1 1:0', "train.align:1: '1:0' is not a link. Write links as SOURCE-TARGET"),
+    ('0-1 2-0', "train.align:1: 2-0 links source word 2, but the source has only 2 words"),
+    ('0-2', 'train.align:1: 0-2 links target word 2, but the target has only 2 words'),
     ('', None)])
 def test_wrong_links_are_refused_with_file_and_line(line, message, folder, tmp_path):
     (folder / 'train.align').write_text(''.join(f'{text}\n' for text in [line, *LINES[1:]]))
@@ -153,7 +153,7 @@ def test_wrong_links_are_refused_with_file_and_line(line, message, folder, tmp_p
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'train.guided_head': 'cross:7'}, 'must be cross:LAYER:HEAD or cross:LAYER, with LAYER from 1 to 6 and HEAD from'),
+    ({'train.guided_head': 'cross:7'}, 'must be cross:LAYER:HEAD or cross:LAYER. LAYER is from 1 to 6, and HEAD'),
     ({'train.guided_head': 'cross:1:9'}, 'must be cross:LAYER:HEAD'),
     ({'train.guided_head': 'encoder:1:1'}, 'must be cross:LAYER:HEAD'),
     ({'train.guided_head': 'cross:1', 'train.guided_alignment': 0.0}, 'has no effect without train.guided_alignment'),
