@@ -108,7 +108,7 @@ def chosen_head(look: str, model: Translator) -> Head:
 def _cross(model: Translator, output: Output) -> Float[np.ndarray, 'layer head t s']:
     weights = model.attention(output)
     if 'cross' not in weights:
-        raise UserError('alignments need attention from the target to the source, which this model lacks. Use a model '
+        raise UserError('alignments need attention from the target to the source, but this model has none. Use a model '
                         'with attention')
     return weights['cross']
 

@@ -60,7 +60,7 @@ def logit_lens(run: Run, example: Any) -> LogitLens:
     text, listed = text_of(run, example), run.places()
     stack = 'decoder' if text.source else 'encoder'
     if f'{stack}/input' not in listed:
-        raise UserError(f'{run.workdir}: the logit lens needs a residual stream, which this model lacks. Use one run '
+        raise UserError(f'{run.workdir}: the logit lens needs a residual stream, but this model has none. Use one run '
                         'with model.kind=transformer or language_model')
     places = [f'{stack}/input', *matching(f'{stack}/layers_*[0-9]', listed)]
     inputs, targets, _ = text.arrays(len(places))

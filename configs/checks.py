@@ -61,7 +61,7 @@ def check_config(config: ConfigDict) -> None:
 
 
 def warmup_problems(config: ConfigDict) -> list[str]:
-    """Returns a message if the training would not use the warm-up of the config, because it is too long.
+    """Returns a message if the warm-up of the config is too long for the training.
 
     This is a problem only if the user set the warm-up.
     """

@@ -38,7 +38,7 @@ class Editor:
                 self._matched.setdefault(name, []).append(rank)
 
     def __call__(self, numbers: Any = None) -> Callable[[str], Callable[[Array, At], Array] | None]:
-        """Returns a function that maps the name of a place to the function that edits its value, or to None.
+        """Returns a function that maps the name of a place to the function that edits the value there, or to None.
 
         If `numbers` is given, it is used instead of `self.numbers`.
         """
@@ -60,7 +60,7 @@ def _rank(edit: Edit) -> tuple[int, str]:
 
 
 def _check(edit: Edit, numbers: Any, name: str, sizes: Sizes) -> None:
-    """Raises UserError if an edit cannot be applied to the place `name`. `numbers` is its array, or None."""
+    """Raises UserError if an edit cannot be applied to the place `name`. `numbers` is the edit's array, or None."""
     where = dataclasses.replace(edit, place=name).where
     check_selection(where, edit.heads, edit.positions, name, sizes)
     pairs = tuple(sizes) == PAIRS
@@ -118,8 +118,8 @@ def _check_apart(first: Edit, second: Edit, name: str) -> None:
 
     if all(callable(edit.edit) or edit.edit in FIRST for edit in (first, second)) and (
             shared(first.heads, second.heads) and shared(first.positions, second.positions)):
-        raise UserError(f'two edits replace the same values of {name}. Remove one, or give them different heads or '
-                        'positions')
+        raise UserError(f'two edits replace the same values of {name}. Remove one of the edits, or set "heads" or '
+                        '"positions" so that the edits do not overlap')
 
 
 def _applied(edit: Edit, numbers: Any, value: Array, at: At) -> Array:

@@ -70,7 +70,7 @@ class Inspected(dict[str, Values]):
         parts = [self[name] for name in matching(pattern, {name: {} for name in self})]
         if len({part.values.shape for part in parts}) > 1:
             raise UserError(f'place {pattern!r}: the values have different shapes. Use a pattern that matches one '
-                            f'place in each layer. It matches {", ".join(part.name for part in parts[:8])}')
+                            f'place in each layer, not {", ".join(part.name for part in parts[:8])}')
         return Values(pattern, ('layer', *parts[0].axes), np.stack([part.values for part in parts]), parts[0].labels)
 
 

@@ -2,7 +2,7 @@
 
     steps of a series:  0 ........ training | validation | test ...... n
 
-The targets of a window are the `horizon` steps after its context. All targets of a window are in one split, so no step
+The targets of a window are the `horizon` steps after the context. All targets of a window are in one split, so no step
 is a target in two splits. The context of a validation or test window may reach back into the previous split, because
 these steps are already known at the time of the forecast.
 """

@@ -91,8 +91,8 @@ def no_text(split: str, source: Any) -> UserError:
 class BuiltinCorpus(LinkedCorpus):
     """Dates, amounts, quantities, lists and similar sentences in two languages, made from Unicode CLDR.
 
-    Some source sentences have no-break spaces. In a share `plain_spaces` of these sentences, the no-break spaces are
-    replaced by plain spaces.
+    Some source sentences have no-break spaces. `plain_spaces` is the share of these sentences in which plain spaces
+    replace the no-break spaces.
     """
 
     def __init__(self, source_lang: str, target_lang: str, seed: int, plain_spaces: float = 0.0):

@@ -19,7 +19,7 @@ Params = Mapping[str, Any]  # the parameters of a module, nested as in Linen: {s
 
 if lacks_flag():
     warnings.warn(f'jaxlib {WRONG} computes some sums wrongly on CPUs unless an XLA flag is set. Import allyouneed '
-                  f'first, which sets the flag, or start Python with XLA_FLAGS={WITHOUT_REDUCTIONS}.',
+                  f'first, because it sets the flag, or start Python with XLA_FLAGS={WITHOUT_REDUCTIONS}.',
                   RuntimeWarning, stacklevel=2)
 
 

@@ -190,7 +190,7 @@ def at_positions(positions: Int[Array, '*#batch'] | Int[Array, '#batch length'] 
 # For loops over positions (lax.scan): a value that is captured in the body of a loop must be an output of the loop.
 
 def loop_positions(length: int) -> Int[Array, '1 length'] | None:
-    """Returns the positions of the steps of a loop, an input of the function that `looped` returns.
+    """Returns the positions of the steps of a loop. They are an input of the function that `looped` returns.
 
     Returns None if no values are read or edited.
     """

@@ -60,7 +60,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     Args:
       config: the config of the new run.
       data: the data of the new run.
-      boxed: the shapes of the new run's parameters, in Flax metadata boxes, which contain the names of the axes.
+      boxed: the shapes of the new run's parameters, in Flax metadata boxes with the names of the axes.
 
     Returns:
       {name: initial values}. Parameters that are initialised randomly have no entry.
@@ -170,9 +170,9 @@ def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: 
 
 
 def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[int]) -> InitialValues:
-    """Returns initial values for a table of learned positions of the given shape, from the table of another run.
+    """Returns initial values of the given shape for a table of position vectors, from the table of another run.
 
-    Rows of positions beyond the end of the other table are initialised randomly.
+    Rows beyond the end of the other table are initialised randomly.
     """
     rows = np.expand_dims(np.arange(shape[axis]) < values.shape[axis],
                           [other for other in range(values.ndim) if other != axis])

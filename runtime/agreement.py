@@ -28,7 +28,7 @@ _rounds = itertools.count()
 
 
 def is_leader() -> bool:
-    """Returns whether this process is the leader (process 0). The leader decides, and writes metrics and log files."""
+    """Returns whether this process is the leader (process 0), which makes all decisions and writes metrics and logs."""
     return jax.process_index() == 0
 
 

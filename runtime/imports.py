@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without(module: str) -> Iterator[None]:
-    """Makes an import of `module` raise ImportError, as if it were not installed, unless it is already imported."""
+    """Makes an import of `module` raise ImportError in the body. Has no effect if it has already been imported."""
     if module in sys.modules:
         yield
         return

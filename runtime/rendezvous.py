@@ -37,7 +37,7 @@ def listed(numbers: Collection[int]) -> str:
 
 
 class Waiting:
-    """Logs which processes are missing: for the first time after QUIET seconds, then every REPEAT seconds."""
+    """A logger of the missing processes. It logs for the first time after QUIET seconds, then every REPEAT seconds."""
 
     def __init__(self, purpose: str):
         self._purpose, self._next = purpose, time.monotonic() + QUIET

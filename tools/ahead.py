@@ -161,7 +161,7 @@ class Recipe:
 
     @functools.cached_property
     def boxed(self) -> TrainState:
-        """The shapes of a train state. The leaves are Flax metadata boxes, which contain the names of the axes."""
+        """The shapes of a train state. The leaves are Flax metadata boxes with the names of the axes."""
         return jax.eval_shape(lambda: boxed_state(self.module, self.optimizer, self.batch, 0, self.parts['tuning']))
 
     @functools.cached_property

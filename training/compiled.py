@@ -48,7 +48,7 @@ class Compiled:
     Attributes:
       mesh: the devices.
       shapes: the shapes of a state, as jax.ShapeDtypeStructs with their shardings on the mesh.
-      boxed: the shapes of the model's parameters, in Flax metadata boxes, which contain the names of the axes.
+      boxed: the shapes of the model's parameters, in Flax metadata boxes with the names of the axes.
       objective: the objective with its arrays on the devices, an argument of the train step and the eval step.
       part: the rows of every batch that this process must read, including padding rows. If the mesh axis 'tensor'
         extends over several processes, these processes read the same rows.

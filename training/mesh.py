@@ -62,7 +62,7 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
 def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
     """Returns the sharding of each leaf of a state, according to RULES.
 
-    `boxed` contains the shapes, in Flax metadata boxes, which contain the names of the axes. Leaves without names, such
+    `boxed` contains the shapes, in Flax metadata boxes with the names of the axes. Leaves without names, such
     as biases, are replicated. Sometimes the size of a mesh axis does not divide the size of the matrix axis: for
     example, a vocabulary of 8,001 over tensor=2, or two key heads over tensor=4. Then another axis of the matrix is
     sharded instead: the largest axis whose size is a multiple of the size of the mesh axis. So the matrix is still

@@ -39,8 +39,8 @@ def tracked(objective: Objective, names: Sequence[str]) -> Objective:
 def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch) -> dict[str, Float[Array, '...']]:
     """Returns {statistic: sum over the tokens of a batch} of a place. The entry 'count' is the number of tokens.
 
-    'entropy' is the entropy of the attention weights of a query, in nats. 'first_token' is the weight on the first key,
-    in rows of several documents on the first key of the document. 'norm' is the Euclidean norm of a vector. If the
+    'entropy' is the entropy of the attention weights of a query, in nats. 'first_token' is the weight on the first key
+    or, in rows of several documents, on the first key of the document. 'norm' is the Euclidean norm of a vector. If the
     place has an axis of heads, the sums are [head].
     """
     axes, value = axes_of(name), value.astype(jnp.float32)

@@ -91,5 +91,5 @@ def test_of_data_without_gold_links_the_layer_before_the_last_is_read():
     run.data = lambda: types.SimpleNamespace(pairs=lambda split: [('a', 'b')], has_links=lambda split: False)
     assert best_head(run) == Head(0)
     without = random_run('rnnsearch', recurrent={'d_hidden': 6, 'd_align': 4, 'readout': 'linear', 'attention': False})
-    with pytest.raises(UserError, match='which this model lacks'):
+    with pytest.raises(UserError, match='but this model has none'):
         align(without.model, OUTPUT, Head(0))

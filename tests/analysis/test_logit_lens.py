@@ -40,5 +40,5 @@ def test_after_a_layer_the_lens_shows_the_predictions_of_a_model_with_fewer_laye
 
 
 def test_a_recurrent_model_has_no_residual_stream():
-    with pytest.raises(UserError, match='the logit lens needs a residual stream, which this model lacks'):
+    with pytest.raises(UserError, match='the logit lens needs a residual stream, but this model has none'):
         logit_lens(random_run('rnnsearch'), ('a', 'b'))

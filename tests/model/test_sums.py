@@ -71,7 +71,7 @@ def test_an_import_that_is_too_late_for_the_flag_warns():
 def test_a_package_sets_no_flag_and_warns_if_it_is_missing():
     status, stderr = run('import inference, os; assert not os.environ["XLA_FLAGS"]')
     assert status == 0 and stderr.count('RuntimeWarning: jaxlib 0.10.2 computes some sums wrongly') == 1
-    assert 'Import allyouneed first, which sets the flag' in stderr
+    assert 'Import allyouneed first, because it sets the flag' in stderr
 
 
 @NEEDED
