@@ -100,7 +100,7 @@ def chosen_head(look: str, model: Translator) -> Head:
     shape = _cross(model, model.forced_all([('a', 'a')])[0]).shape
     numbers = cross_head(look, *shape[:2])
     if numbers is None:
-        raise UserError(f'look={look!r}: an alignment needs cross:LAYER:HEAD, with LAYER from 1 to {shape[0]} and HEAD '
+        raise UserError(f'--look={look}: an alignment needs cross:LAYER:HEAD, with LAYER from 1 to {shape[0]} and HEAD '
                         f'from 1 to {shape[1]}, or mean')
     return Head(*numbers)
 

@@ -242,7 +242,8 @@ def test_a_function_of_another_shape_and_two_edits_of_one_value_are_refused(runs
 
 
 @pytest.mark.parametrize('content, message', [
-    ('[', 'is not JSON'), ('{}', 'must be a list of edits'), ('[3]', "'3' is not an edit"),
+    ('[', 'is not JSON'), ('[' * 10 ** 5, 'is not JSON'), ('{}', 'must be a list of edits'),
+    ('[]', 'must be a list of edits'), ('[3]', "'3' is not an edit"),
     ('[{"edit": "zero", "place": "decoder", "head": [1]}]', "an edit has no field 'head'. Did you mean heads"),
     ('[{"edit": "zero"}]', "has no 'place'")])
 def test_a_file_that_holds_no_edits_is_refused(content, message, tmp_path):
