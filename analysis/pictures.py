@@ -130,7 +130,7 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
 
 def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndarray, '*space channels'],
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> 'Figure':
-    """Draws an image or a series. On top of it, draws the attention weights of the patches.
+    """Draws an image or a series, and the attention weights of the patches on top.
 
     The query is the class token. Without a class token, the weights are the mean over all patches as queries. Patches
     with large weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to its
@@ -175,8 +175,11 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
 
 
 def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], columns: Sequence[str],
-                  label: str) -> 'Figure':
-    """Draws a matrix with names for its rows and columns. Negative numbers are red, and positive numbers are blue."""
+                  label: str, axis_labels: tuple[str, str] = ('', '')) -> 'Figure':
+    """Draws a matrix with names for its rows and columns. Negative numbers are red, and positive numbers are blue.
+
+    `axis_labels` are the labels of the columns and of the rows.
+    """
     rows, columns = rows[:MOST_TOKENS], columns[:MOST_TOKENS]
     values = values[:len(rows), :len(columns)]
     size = max(3.0, 0.32 * len(columns)) + 0.09 * max(map(len, rows)), max(2.0, 0.26 * len(rows)) + 1.2
@@ -188,6 +191,7 @@ def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], 
     axes.set_xticks(range(len(columns)), [_printable(name) for name in columns], rotation=90, fontsize=8)
     axes.set_yticks(range(len(rows)), [_printable(name) for name in rows], fontsize=8)
     axes.tick_params(length=0)
+    axes.set(xlabel=axis_labels[0], ylabel=axis_labels[1])
     figure.colorbar(image, label=label)
     return figure
 
@@ -256,7 +260,14 @@ def save_figure(figure: 'Figure', path: Path) -> None:
 
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
-    """Returns a figure and its `count` panels. `size` and `beside`, the width of a color bar, are in inches."""
+    """Returns a figure and its `count` panels.
+
+    Args:
+      count: the number of panels.
+      size: the width and height of a panel in inches.
+      columns: the number of columns of panels. 0 arranges the panels approximately in a square.
+      beside: the width in inches of a color bar to the right of all panels.
+    """
     from matplotlib.figure import Figure
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)

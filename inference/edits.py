@@ -73,7 +73,8 @@ class Edit:
             raise UserError(f'{self.where}: "by" '
                             + ('is missing. See docs/inside.md' if self.by is None else 'has no effect. Remove "by"'))
         if self.edit == 'freeze' and isinstance(self.by, str) and self.by not in PATTERNS:
-            raise UserError(f'{self.where}: by={self.by!r} must be {", ".join(PATTERNS)} or numbers')
+            raise UserError(f'{self.where}: by={self.by!r} must be an array of numbers, or one of '
+                            f'{", ".join(PATTERNS)}')
         if self.edit != 'zero' and not (self.has_text or self.edit == 'freeze' and isinstance(self.by, str)):
             _check_numbers(self.by, self.where)
 

@@ -115,7 +115,7 @@ def check_places(config: ConfigDict) -> None:
 def tracked_places(config: ConfigDict, places: Mapping[str, Sizes]) -> list[str]:
     """Returns the names of the places in config.track.places.
 
-    Attention scores are left out, because masked scores have no useful statistic.
+    The result has no attention scores, because masked scores have no useful statistic.
 
     Raises:
       UserError: if no place matches a pattern, or a pattern matches only scores.
@@ -204,11 +204,11 @@ class Run:
         model = self._supported(Predictor, 'predictions of classes or values')
         if isinstance(inputs, str | Path):
             names, raw = read_inputs(str(expanded(inputs)), model.form)
-            return model.answer_raw(raw, batch_size, names)
-        return model.answer(inputs, batch_size)
+            return model.predict_raw(raw, batch_size, names)
+        return model.predict(inputs, batch_size)
 
     def forced(self, examples: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
-        """Scores existing translations or texts. Returns an output for each example, with its log-probability.
+        """Scores existing translations or texts. Returns an output with the log-probability for each example.
 
         Args:
           examples: pairs (source, target); for a language model, texts.
@@ -297,10 +297,10 @@ class Run:
 
 
 def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'best', dtype: str | None = None) -> Run:
-    """Opens a run directory, on any number of devices, or an ensemble of several run directories.
+    """Opens a run directory, or several run directories as an ensemble. Any number of devices is possible.
 
-    An ensemble averages the probabilities of its runs. The models may be of different kinds, but they must write text
-    and have the same vocabulary. After this call, JAX stores compiled programs in the user's cache, unless
+    An ensemble averages the probabilities of its runs. The models may be of different kinds, but all models must write
+    text and have the same vocabulary. After this call, JAX stores compiled programs in the user's cache, unless
     jax_compilation_cache_dir is set.
 
     Args:

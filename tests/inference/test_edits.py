@@ -185,7 +185,8 @@ def test_images_are_edited_too(runs):
     run = runs['patches']
     values = run.inspect(images, ['pooled', 'encoder/layers_1'])
     edited = run.edited([Edit('replace', 'pooled', values[1]['pooled'].values)])
-    np.testing.assert_allclose(edited.model.predict(images), np.tile(run.model.predict(images[1:2]), (3, 1)), atol=1e-5)
+    np.testing.assert_allclose(
+        edited.predict(images).outputs, np.tile(run.predict(images[1:2]).outputs, (3, 1)), atol=1e-5)
 
 
 def test_other_numbers_compile_nothing(runs):
@@ -222,7 +223,7 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (('replace', 'decoder', [[1.0, 2.0]]), r'the numbers have the shape \[1, 2\], but the place has \[position, 8\]'),
     (('freeze', f'{CROSS}/weights', [1.0]), r'have the shape \[1\], but the place has \[2, query, key\]'),
     (('freeze', 'decoder', 'uniform'), 'only attention weights can be frozen'),
-    (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be uniform, first or numbers"),
+    (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be an array of numbers, or one of uniform, first"),
     (('mean', f'{CROSS}/weights', ['a']), 'attention weights cannot be averaged over sentences'),
     (('zero', f'{CROSS}/heads', None, [True]), r'heads=\[True\] must be a list of whole numbers'),
     (('zero', 'decoder', None, None, [2 ** 40]), r'positions=\[1099511627776\] must be a list of whole numbers'),
