@@ -2,7 +2,7 @@
 
 In this format, '0-0 1-2' links source word 0 to target word 0, and source word 1 to target word 2.
 A target token is linked to the source token with the largest weight. Two words are linked if their tokens are linked.
-`analysis.explain.words` defines words: text between white space, or a single piece of a script without spaces.
+Words are separated by white space, as in the gold links of a corpus.
 """
 
 import dataclasses
@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from analysis.explain import words
 from configs.rules import cross_head
 from inference.run import Run
 from inference.text import Output
 from inference.translate import Translator
 from input_pipeline.links import Links
+from input_pipeline.stores import SIDES
+from input_pipeline.token_links import words_of_tokens
 from runtime.errors import UserError
 
 SENTENCES = 200  # number of validation sentences on which the best head is chosen
@@ -100,7 +101,7 @@ def chosen_head(look: str, model: Translator) -> Head:
     shape = _cross(model, model.forced_all([('a', 'a')])[0]).shape
     numbers = cross_head(look, *shape[:2])
     if numbers is None:
-        raise UserError(f'look={look!r}: not allowed for an alignment. Use cross:LAYER:HEAD or mean. LAYER is from 1 '
+        raise UserError(f'--look={look}: not allowed for an alignment. Use cross:LAYER:HEAD or mean. LAYER is from 1 '
                         f'to {shape[0]}, and HEAD is from 1 to {shape[1]}')
     return Head(*numbers)
 
@@ -114,13 +115,15 @@ def _cross(model: Translator, output: Output) -> Float[np.ndarray, 'layer head t
 
 
 def _links(model: Translator, output: Output, weights: Float[np.ndarray, 'layer head t s'], head: Head) -> Links:
-    source, target = model.axes(output)['cross'][1][:-1], model.axes(output)['cross'][0][:-1]
+    source, target = output.source_tokens, output.hypotheses[0].tokens
     if not source or not target:
         return []
     layer = weights[head.layer]
     matrix = layer.mean(axis=0) if head.head is None else layer[head.head]
     first = SHIFTS.index(head.shift)
     best = matrix[first:first + len(target), :len(source)].argmax(axis=-1)
-    word_of = {side: {piece: number for number, (_, begin, end) in enumerate(words(pieces))
-                      for piece in range(begin, end)} for side, pieces in {'source': source, 'target': target}.items()}
-    return sorted({(word_of['source'][int(best[piece])], word_of['target'][piece]) for piece in range(len(target))})
+    (source_words, source_count), (target_words, target_count) = (
+        words_of_tokens(model.tokenizers[side], tokens) for side, tokens in zip(SIDES, (source, target), strict=True))
+    pairs = {(int(source_words[token]), int(word)) for token, word in zip(best, target_words, strict=True)}
+    # White space at the end of a text belongs to no word.
+    return sorted(pair for pair in pairs if pair[0] < source_count and pair[1] < target_count)

@@ -18,7 +18,7 @@ from inference.generate import Generator
 from inference.inspection import list_places
 from inference.run import Run
 from inference.translate import Translator
-from input_pipeline.tokenizer import PAD
+from input_pipeline.tokenizer import PAD, UNK
 from runtime.errors import UserError
 
 INTERVALS = 100  # intervals of the quadrature of integrated gradients, with two gradients each
@@ -135,7 +135,7 @@ class Measure:
 
     Raises:
       UserError: if the model has no place with embeddings. An ensemble has no such place, because each of its runs has
-        separate embeddings.
+        separate embeddings. Also if `instead` begins with no token of the vocabulary.
     """
 
     def __init__(self, text: Text, instead: str):
@@ -146,7 +146,10 @@ class Measure:
             raise UserError(f'{text.model.name}: this method needs one model with embeddings. Use one run')
         self.rows = 1 << (len(text.target) - 1).bit_length()
         self.inputs, self.targets, _ = text.arrays(self.rows)
-        self.alternative = text.model.tokenizers['target'].encode(instead)[0] if instead else -1
+        self.alternative, *_ = text.model.tokenizers['target'].encode(instead) or [UNK] if instead else [-1]
+        if self.alternative == UNK:
+            raise UserError(f'instead={instead!r}: the first token is not in the vocabulary of the target. Use another '
+                            'text')
 
     def outputs(self, inputs: dict[str, Array], scales: Sequence[float] | Float[np.ndarray, ' rows']
                 ) -> Float[np.ndarray, 'rows target']:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Num
 
 from analysis.request import BY
+from inference.edits import nearest
 from inference.scores import SAMPLES, interval, read_table
 from input_pipeline.data import open_data
 from run_directory.records import read_config
@@ -89,10 +90,14 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
 
     Raises:
       UserError: if the list is empty, a run has no translations of this split, or its sentences differ from the
-        sentences of the first run.
+        sentences of the first run. Also if `count` is below 1.
     """
+    if isinstance(workdirs, str | Path):
+        workdirs = [workdirs]
     if not workdirs:
         raise UserError('the list of run directories is empty. Use at least one run directory')
+    if count < 1:
+        raise UserError(f'count={count} must be at least 1')
     tables = {str(workdir): _translations(workdir, split) for workdir in workdirs}
     first = next(iter(tables.values()))
     pairs: list[Any] = [tuple(row[:2]) for row in first]
@@ -115,7 +120,7 @@ def as_table(scored: Mapping[str, Sequence[Bucket]], metric: str = 'bleu') -> st
     width = max(22, *map(len, scored))
     lines = [' ' * 12 + '     n' + ''.join(f'  {name:>{width}}' for name in scored)]
     for row in zip(*scored.values(), strict=True):
-        cells = ['{:.2f} [{:.2f}, {:.2f}]'.format(*bucket.scores[metric]) for bucket in row]
+        cells = ['{:.2f} [{:.2f}, {:.2f}]'.format(*_score(bucket, metric)) for bucket in row]
         label = f'{row[0].low}-{row[0].high}'
         lines.append(f'{label:12}{row[0].n:6}' + ''.join(f'  {cell:>{width}}' for cell in cells))
     return '\n'.join(lines)
@@ -127,7 +132,7 @@ def buckets_figure(scored: Mapping[str, Sequence[Bucket]], metric: str = 'bleu',
     figure = Figure(figsize=(6, 4), layout='constrained')
     axes = figure.add_subplot()
     for index, (name, row) in enumerate(scored.items()):
-        values = np.array([bucket.scores[metric] for bucket in row])
+        values = np.array([_score(bucket, metric) for bucket in row])
         places = np.arange(len(row)) + 0.08 * (index - (len(scored) - 1) / 2)
         # The score of all sentences may be outside the interval of the resamples.
         axes.errorbar(places, values[:, 0], np.maximum(0, [values[:, 0] - values[:, 1], values[:, 2] - values[:, 0]]),
@@ -137,6 +142,12 @@ def buckets_figure(scored: Mapping[str, Sequence[Bucket]], metric: str = 'bleu',
     axes.set(xlabel=by, ylabel=metric)
     axes.legend()
     return figure
+
+
+def _score(bucket: Bucket, metric: str) -> list[float]:
+    if metric not in bucket.scores:
+        raise UserError(f'there is no score {metric!r}. {nearest(metric, list(bucket.scores))}')
+    return bucket.scores[metric]
 
 
 def _scores(outputs, references, log_probs):

@@ -6,6 +6,7 @@ compilation.
 """
 
 import copy
+import fnmatch
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,8 +57,8 @@ class GatedHeads:
 
     def kinds(self) -> dict[str, list[str]]:
         """Returns {kind: places}, with a place for each layer. The kinds are 'encoder', 'decoder' and 'cross'."""
-        places = {kind: [name for name in self.counts if name.startswith(path.partition('{')[0])
-                         and path.rpartition('/')[2] in name] for kind, path in ATTENTION.items()}
+        places = {kind: [name for name in self.counts if fnmatch.fnmatch(name, f'*{path.format("*")}/heads')]
+                  for kind, path in ATTENTION.items()}
         return {kind: names for kind, names in places.items() if names}
 
     def model(self, gates: Gates) -> Any:

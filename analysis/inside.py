@@ -97,14 +97,15 @@ def head_roles(run: Run, request: Request) -> Result:
     numbers = {name: dict(zip(ROLES, np.nan_to_num(row).tolist(), strict=True)) | {
         'entropy': float(entropy), 'distance': float(distance)}
         for name, row, entropy, distance in zip(names, table.shares, table.entropy, table.distance, strict=True)}
-    return Result(str(table), numbers, matrix_figure(table.shares, names, list(ROLES), 'mean weight'))
+    return Result(str(table), numbers, matrix_figure(table.shares, names, list(ROLES), 'mean weight',
+                                                     ('keys', 'place, head')))
 
 
 def lens(run: Run, request: Request) -> Result:
     """Returns the predictions that the model would make after each of its layers (analysis/logit_lens.py)."""
     predictions = logit_lens(run, request.text)
     figure = matrix_figure(np.exp(predictions.log_probs), predictions.places, predictions.target,
-                           'probability of the target token')
+                           'probability of the target token', ('target token', 'place'))
     return Result(str(predictions), _as_json(predictions), figure)
 
 
@@ -112,7 +113,8 @@ def attribution(run: Run, request: Request) -> Result:
     """Returns the contributions of source and prefix to each target token."""
     contributions = attribute(run, request.text, request.method, request.instead)
     figure = matrix_figure(contributions.values.T, contributions.target,
-                           [*contributions.source, *contributions.prefix], 'contribution')
+                           [*contributions.source, *contributions.prefix], 'contribution',
+                           ('tokens of the source, then earlier tokens of the target', 'predicted token'))
     return Result(str(contributions), _as_json(contributions), figure)
 
 
@@ -130,7 +132,7 @@ def patching(run: Run, request: Request) -> Result:
     lines += [f'{name:32}' + ''.join(f'{effect:{width}.2f}' for effect in row)
               for name, row in zip(names, effects.effects, strict=True)]
     return Result('\n'.join(lines), _as_json(effects) | {'effects': effects.effects.tolist()},
-                  matrix_figure(effects.effects, names, effects.pieces, 'effect'))
+                  matrix_figure(effects.effects, names, effects.pieces, 'effect', ('token', 'place')))
 
 
 ANALYSES: dict[str, Callable[[Run, Request], Result]] = {

@@ -97,7 +97,14 @@ class Effects:
 
     @property
     def effects(self) -> Float[np.ndarray, 'node *position']:
-        """The effect of each change: 0 is no effect, 1 restores the log-probability for the clean sentence."""
+        """The effect of each change: 0 is no effect, 1 restores the log-probability for the clean sentence.
+
+        Raises:
+          UserError: if the target has the same log-probability for both sentences.
+        """
+        if self.clean == self.corrupt:
+            raise UserError(f'the target has the same log-probability for both sentences, {self.clean:.6g}, so the '
+                            'effects of patches are not defined. Use two sentences with different log-probabilities')
         return (self.log_probs - self.corrupt) / (self.clean - self.corrupt)
 
 

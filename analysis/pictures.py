@@ -175,8 +175,11 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
 
 
 def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], columns: Sequence[str],
-                  label: str) -> 'Figure':
-    """Draws a matrix with names for its rows and columns. Negative numbers are red, and positive numbers are blue."""
+                  label: str, axis_labels: tuple[str, str] = ('', '')) -> 'Figure':
+    """Draws a matrix with names for its rows and columns. Negative numbers are red, and positive numbers are blue.
+
+    `axis_labels` are the labels of the columns and of the rows.
+    """
     rows, columns = rows[:MOST_TOKENS], columns[:MOST_TOKENS]
     values = values[:len(rows), :len(columns)]
     size = max(3.0, 0.32 * len(columns)) + 0.09 * max(map(len, rows)), max(2.0, 0.26 * len(rows)) + 1.2
@@ -188,6 +191,7 @@ def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], 
     axes.set_xticks(range(len(columns)), [_printable(name) for name in columns], rotation=90, fontsize=8)
     axes.set_yticks(range(len(rows)), [_printable(name) for name in rows], fontsize=8)
     axes.tick_params(length=0)
+    axes.set(xlabel=axis_labels[0], ylabel=axis_labels[1])
     figure.colorbar(image, label=label)
     return figure
 

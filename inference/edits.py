@@ -124,7 +124,7 @@ def read_edits(path: str) -> list[Edit]:
       UserError: if the file cannot be read, or is not a list of edits.
     """
     try:
-        text = Path(path).read_text('utf-8')
+        text = Path(path).read_text('utf-8-sig')
     except (OSError, ValueError) as error:
         raise UserError(f'--edit={path} cannot be read: {error}. Use a JSON file with a list of edits') from None
     return parsed(text, f'--edit={path}')
@@ -138,9 +138,9 @@ def parsed(text: str, where: str) -> list[Edit]:
     """
     try:
         listed = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f'{where} is not JSON: {error}. Write a list of edits') from None
-    if not isinstance(listed, list):
+    if not isinstance(listed, list) or not listed:
         raise UserError(f'{where} must be a list of edits, [{{"edit": ..., "place": ...}}, ...]')
     return [Edit.of(fields, where) for fields in listed]
 

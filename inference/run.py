@@ -121,6 +121,8 @@ def tracked_places(config: ConfigDict, places: Mapping[str, Sizes]) -> list[str]
       UserError: if no place matches a pattern, or a pattern matches only scores.
     """
     patterns = [pattern.strip() for pattern in config.track.places.split(',') if pattern.strip()]
+    if config.track.places and not patterns:
+        raise UserError(f'config.track.places={config.track.places!r} names no place. Use names or patterns of places')
     names = {pattern: matching(pattern, places, 'config.track.places: ') for pattern in patterns}
     useful = {pattern: [name for name in matches if not name.endswith('/scores')] for pattern, matches in names.items()}
     for pattern, matches in useful.items():

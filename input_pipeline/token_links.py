@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt32
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int, UInt32
 from input_pipeline.links import Links
 from input_pipeline.stores import SIDES
 from input_pipeline.token_store import TokenStore
-from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer import UNK, Tokenizer
 
 # White space in UTF-8. UTF-8 is self-synchronising, so the bytes of a space are never a part of another character.
 # U+3000 is the last space of Unicode. A search for spaces in all of Unicode takes 0.15 s at each start of Python.
@@ -23,21 +23,27 @@ class TokenLinks:
 
     def __init__(self, links: Sequence[Links], tokenizers: Mapping[str, Tokenizer]):
         """Stores the arguments. `links` contains, for each row, the links between its words."""
-        self._links = links
-        self._bytes = {side: [tokenizers[side].bytes_of(token) for token in range(len(tokenizers[side]))]
-                       for side in SIDES}
+        self._links, self._tokenizers = links, tokenizers
 
     def matrix(self, row: int | np.integer, source: UInt32[np.ndarray, ' source'],
                target: UInt32[np.ndarray, ' target']) -> Bool[np.ndarray, 'target source']:
         """Returns whether each target token is linked to each source token of a row."""
         (sources, source_words), (targets, target_words) = (
-            word_numbers([self._bytes[side][token] for token in tokens])
+            words_of_tokens(self._tokenizers[side], tokens)
             for side, tokens in zip(SIDES, (source, target), strict=True))
         linked = np.zeros((target_words + 1, source_words + 1), bool)  # the last row and column are for white space
         for one, other in self._links[int(row)]:
             if one < source_words and other < target_words:  # a tokenizer that normalises may join words
                 linked[other, one] = True
         return linked[targets][:, sources]
+
+
+def words_of_tokens(tokenizer: Tokenizer, tokens: Iterable[int | np.integer]) -> tuple[Int[np.ndarray, ' tokens'], int]:
+    """Returns the index of the word that each token belongs to, and the number of words; see `word_numbers`.
+
+    The unknown token stands for characters of a word.
+    """
+    return word_numbers([b'?' if token == UNK else tokenizer.bytes_of(int(token)) for token in tokens])
 
 
 def word_numbers(pieces: Sequence[bytes]) -> tuple[Int[np.ndarray, ' pieces'], int]:

@@ -21,7 +21,7 @@ from kernels.heads import einsum_per_head
 from kernels.product import dot_general, products
 from model.cache import Past
 from model.dropout import drop
-from model.places import place, wanted
+from model.places import captured, edited, place
 from model.positional import AnyArray, Rotary, rotate
 from model.relation import UNRESTRICTED, Mask, Relation
 
@@ -263,8 +263,8 @@ class MultiHeadAttention(nn.Module):
         """
         # Nothing is sown during `init`, because `init` would return the weights together with the parameters.
         keep_weights = self.is_mutable_collection('attention') and not self.is_initializing()
-        watched = keep_weights or wanted(self, 'scores', 'weights')
-        kernel = 'plain' if watched else self.kernel
+        needed = keep_weights or captured(self, 'scores', 'weights')
+        kernel = 'plain' if needed or edited(self, 'scores', 'weights') else self.kernel
         if kernel == 'auto':
             kernel = 'chunked' if key.shape[1] >= LONG and query.shape[1] > CHUNK else 'plain'
         score = SCORES[self.score]
@@ -278,12 +278,14 @@ class MultiHeadAttention(nn.Module):
         elif kernel == 'fused':
             pooled = fused_attention(query, key, value, relation.whole_mask(), relation.whole_bias(),
                                      scale=None if self.score == 'scaled_dot' else 1.0)
-        elif used is not None and not watched:
+        elif used is not None and not needed:
             # `Past.of` moves the axes before the branches begin. Otherwise XLA would copy the whole arrays.
             past = Past.of(key, value)
 
             def of_first(count):
-                return attention(query, *past.first(count).keys_values(), relation.first_keys(count), score, drop)[0]
+                part = relation.first_keys(count)
+                return attention(query, *past.first(count).keys_values(), part, score, drop,
+                                 functools.partial(place, self, relation=part))[0]
 
             pooled = of_used_keys(of_first, key.shape[1], used)
         else:

@@ -188,10 +188,11 @@ class Compiled:
     def gather(self, params: Params) -> Params:
         """Returns the model's parameters for `eval` and searches, sharded only along 'tensor'.
 
-        If the state's parameters already have this sharding, the same arrays are returned without a copy. The next
-        train step then deletes the arrays.
+        If the state's parameters already have this sharding, the same arrays are returned without a copy (except with
+        pmap). The next train step then deletes the arrays.
         """
-        if params.keys() != self._gathered.keys():
+        # The results of pmap belong to another mesh than the arrays of a search. JAX refuses operations on two meshes.
+        if self._pmap or params.keys() != self._gathered.keys():
             return self._gather(params)
         gathered = jax.tree.map(lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim),
                                 params, self._gathered)

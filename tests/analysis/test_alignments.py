@@ -1,5 +1,6 @@
 """Word alignments: from the weights of a chosen head, in both readings, against gold links."""
 
+import json
 import types
 
 import numpy as np
@@ -12,25 +13,36 @@ from inference.options import SearchOptions
 from inference.text import Hypothesis, Output
 from input_pipeline.builtin import make_corpus
 from input_pipeline.links import gold_links
+from input_pipeline.tokenizer import CharTokenizer
 from runtime.errors import UserError
 from tests.random_run import random_run
 
 SIZES = {'test': 50}
-OUTPUT = Output('a bc d', [1, 2, 3, 4], [Hypothesis('x y', [5, 6, 7], 0.0, 0.0)])
+OUTPUT = Output('a bc d', [4, 5, 6, 7], [Hypothesis('x yz', [4, 5, 6], 0.0, 0.0)])
+
+
+def characters(text, kind=CharTokenizer):
+    return kind(json.dumps({'characters': sorted({*text})}).encode())
+
+
+class Pieces(CharTokenizer):
+    """Pieces with a space before them, except c and z."""
+
+    def bytes_of(self, token):
+        character = super().bytes_of(token)
+        return character if character in b'cz' else b' ' + character
 
 
 class Fixed:
     """A model that looks from target token t at source token SOURCE[t], one step later in its second head."""
     SOURCE = [3, 1, 2, 4, 4]  # the last two are at the end token
+    tokenizers = {'source': characters('abcd', Pieces), 'target': characters('xyz', Pieces)}
 
     def attention(self, output):
         weights = np.zeros((1, 2, 4, 5))
         weights[0, 0, range(4), self.SOURCE[:4]] = 1
         weights[0, 1, range(1, 4), self.SOURCE[:3]] = 1
         return {'cross': weights}
-
-    def axes(self, output):
-        return {'cross': (['▁x', '▁y', 'z', '</s>'], ['▁a', '▁b', 'c', '▁d', '</s>'])}
 
 
 def test_words_are_linked_if_tokens_are_in_both_readings():
@@ -41,6 +53,25 @@ def test_words_are_linked_if_tokens_are_in_both_readings():
     assert as_pharaoh(links) == '1-1 2-0'
     rates = error_rates(Fixed(), [OUTPUT], [links])
     assert len(rates) == 6 and rates[Head(0, 0)] == rates[Head(0, 1, 'input')] == 0 < rates[Head(0, 0, 'input')]
+
+
+@pytest.mark.parametrize('source, target, words', [
+    ('日本 語', 'a b', (2, 2)), ('a☃b c', '☃ ☃', (2, 2)), ('one', ' a  b ', (1, 2)), ('\u3000a\u00a0b', 'x', (2, 1))])
+def test_words_are_separated_by_white_space_as_in_gold_links(source, target, words):
+    """Also in scripts without spaces, and with characters that are not in the vocabulary."""
+    tokenizer = characters('日本語 abcxone\u3000\u00a0')
+    tokens, written = tokenizer.encode(source), tokenizer.encode(target)
+    last = len(tokens) - 1
+
+    def link(token):
+        """The links if each target token attends to one source token."""
+        weights = np.eye(last + 2)[None, None, [token] * (len(written) + 1)]
+        model = types.SimpleNamespace(attention=lambda output: {'cross': weights},
+                                      tokenizers=dict.fromkeys(('source', 'target'), tokenizer))
+        return align(model, Output(source, tokens, [Hypothesis(target, written, 0.0, 0.0)]), Head(0, 0))
+
+    assert link(0) == [(0, word) for word in range(words[1])]
+    assert link(last) == [(words[0] - 1, word) for word in range(words[1])]
 
 
 def test_the_error_rate_is_that_of_och_and_ney():

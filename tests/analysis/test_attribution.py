@@ -9,6 +9,7 @@ import pytest
 from analysis.attribution import METHODS, Attribution, agreement, attribute
 from analysis.passes import text_of
 from inference.edits import Edit
+from input_pipeline.tokenizer import UNK
 from model.places import EDITS
 from runtime.errors import UserError
 from runtime.resources import compile_time
@@ -168,3 +169,11 @@ def test_agreement_is_the_tau_of_kendall(found):
 def test_an_unknown_method_names_the_nearest(run):
     with pytest.raises(UserError, match="there is no method 'integrate'. Did you mean integrated"):
         attribute(run, PAIR, 'integrate')
+
+
+@pytest.mark.parametrize('tokens', [[], [UNK, 7]])
+def test_an_alternative_without_a_known_token_is_refused(tokens, run, monkeypatch):
+    output = run.forced([('ab', 'xy')])[0]
+    monkeypatch.setattr(run.model.tokenizers['target'], 'encode', lambda text: tokens)
+    with pytest.raises(UserError, match='^instead=.☃.: the first token is not in the vocabulary of the target'):
+        attribute(run, output, 'gradient', instead='☃')

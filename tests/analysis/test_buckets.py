@@ -48,6 +48,12 @@ def test_runs_side_by_side_as_a_table_and_a_picture(tmp_path):
     assert len(table) == 3 and '100.00 [100.00, 100.00]' in table[1] and table[2].startswith('11-20')
     axes, = buckets_figure(found).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(map(str, runs))
+    assert buckets(str(runs[0])) == buckets([str(runs[0])]), 'a single run needs no list'
+    for show in as_table, buckets_figure:
+        with pytest.raises(UserError, match="there is no score 'belu'. Did you mean bleu"):
+            show(found, 'belu')
+    with pytest.raises(UserError, match='count=0 must be at least 1'):
+        buckets(runs, count=0)
     (tmp_path / 'b' / 'results' / 'test.tsv').write_text(table_line(['x', 'y', 'z']))
     with pytest.raises(UserError, match='has sentences that differ from the sentences of'):
         buckets(runs)

@@ -44,6 +44,13 @@ def test_gates_remove_heads_and_compile_nothing(heads):
                                rtol=1e-5)
 
 
+def test_the_heads_of_an_ensemble_have_kinds():
+    heads = object.__new__(GatedHeads)
+    heads.counts = {f'members_{member}/{layer}_attention/heads': 4 for member in (0, 1)
+                    for layer in ('encoder/layers_0/self', 'decoder/layers_0/self', 'decoder/layers_0/cross')}
+    assert {kind: len(names) for kind, names in heads.kinds().items()} == {'encoder': 2, 'decoder': 2, 'cross': 2}
+
+
 def test_importance_is_the_gradient_of_the_loss_by_each_gate(heads):
     every = heads.ones()
 

@@ -30,6 +30,13 @@ def test_an_entry_is_the_log_probability_after_one_patch_and_all_patches_restore
         patching_map(run, 'ab', 'xyz', 'target')
 
 
+def test_a_sentence_patched_with_itself_has_no_defined_effects(run):
+    found = patching_map(run, 'ab', 'ab', 'target')
+    np.testing.assert_allclose(found.log_probs, found.clean, rtol=1e-5)
+    with pytest.raises(UserError, match='^the target has the same log-probability for both sentences, -.* Use two'):
+        assert found.effects
+
+
 TARGET = 'target'
 CROSS = 'decoder/layers_1/cross_attention'
 

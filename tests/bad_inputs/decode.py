@@ -71,6 +71,8 @@ QUICK = [
     Case(RUN + '--edit={here}/none.json', '--edit={here}/none.json cannot be read'),
     Case(RUN + '--edit={here}/edits.json', "an edit has no field 'head'. Did you mean heads",
          {'edits.json': b'[{"edit": "zero", "place": "encoder", "head": 1}]'}),
+    Case(RUN + '--edit={here}/edits.json', "edit 'zero' at encoder: positions=1 must be a list of whole numbers from 0",
+         {'edits.json': b'[{"edit": "zero", "place": "encoder", "positions": 1}]'}),
     Case(RUN + '--alignments=', '--alignments= is empty'),
     Case('--workdir={run} --split=test --alignments={here}/links', '--alignments cannot be used with --split'),
     Case('--workdir={run} --split=test --compare=', '--compare= is empty'),

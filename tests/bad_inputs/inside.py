@@ -30,6 +30,7 @@ SLOW = [
     Case(RUN + "--what=patching --text='one\tun' --other='one two three four'", 'the same number of tokens'),
     Case(RUN + "--what=patching --text='one\tun' --other=two --place=layers_0", "place 'layers_0': the model has no"),
     Case(RUN + "--what=patching --text='one\tun' --other=two --place=*/weights", 'places with the axis "position"'),
+    Case(RUN + '--what=patching --text=one --other=one', 'the target has the same log-probability for both sentences'),
     Case(TEXT + '--what=logit_lens --output={here}', '{here}/logit_lens.json', {'logit_lens.json': FOLDER}),
     Case('--workdir={digits} --what=roles', 'task=classification has no texts'),
     Case('--workdir={digits} --what=logit_lens --text=one', 'task=classification has no texts'),

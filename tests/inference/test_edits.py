@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+import kernels.attention
 from inference.edits import Edit, check_without, read_edits, without
 from inference.options import SearchOptions
 from model.places import EDITS
@@ -72,6 +73,15 @@ def test_a_search_under_edits_is_teacher_forcing_under_the_same_edits(kind, meth
     found = [each.log_prob for _, each in pairs]
     np.testing.assert_allclose(found, log_probs, atol=1e-4, rtol=1e-4)
     assert np.abs(np.subtract(log_probs, before)).min() > 1e-3, 'the edits change every sentence'
+
+
+def test_the_identity_changes_no_bit_of_a_search(monkeypatch):
+    """Also with edits of attention weights, a step computes only the used keys of the cache."""
+    monkeypatch.setattr(kernels.attention, 'on_one_cpu', lambda fast, plain, *arrays: fast(*arrays))
+    sentences = ['a long sentence with many letters, so that the cache has unused keys', *SENTENCES]
+    plain = random_run('transformer')
+    edited = plain.edited([Edit(lambda value, at: value, '*')])
+    assert plain.translate(sentences, OPTIONS) == edited.translate(sentences, OPTIONS)
 
 
 def scored(run, before, hypothesis):
@@ -243,7 +253,8 @@ def test_a_function_of_another_shape_and_two_edits_of_one_value_are_refused(runs
 
 
 @pytest.mark.parametrize('content, message', [
-    ('[', 'is not JSON'), ('{}', 'must be a list of edits'), ('[3]', "'3' is not an edit"),
+    ('[', 'is not JSON'), ('[' * 10 ** 5, 'is not JSON'), ('{}', 'must be a list of edits'),
+    ('[]', 'must be a list of edits'), ('[3]', "'3' is not an edit"),
     ('[{"edit": "zero", "place": "decoder", "head": [1]}]', "an edit has no field 'head'. Did you mean heads"),
     ('[{"edit": "zero"}]', "has no 'place'")])
 def test_a_file_that_holds_no_edits_is_refused(content, message, tmp_path):

@@ -54,7 +54,7 @@ def test_impossible_requests_are_refused(given, place, limit, message, run):
 
 
 def test_values_of_different_shapes_are_not_stacked(run):
-    values, = run.inspect([('a', 'b')], ['decoder', 'encoder/layers_0'])
+    values, = run.inspect([('abc', 'b')], ['decoder', 'encoder/layers_0'])
     with pytest.raises(UserError, match=r"^place '\*': the values have different shapes"):
         values.stacked('*')
 

@@ -22,7 +22,7 @@ def test_a_model_learns_with_a_frozen_head_and_resumes_bit_for_bit(whole, cache,
     start(tmp_path / 'copy', config)
     assert outcome(tmp_path / 'copy') == outcome(tmp_path / 'frozen') != outcome(whole)
     run, plain = (inference.load(path, 'latest') for path in (tmp_path / 'frozen', whole))
-    images = np.random.default_rng(0).normal(size=(1, 8, 8, 1))
+    images = np.random.default_rng(0).integers(0, 256, size=(1, 8, 8, 1), dtype=np.uint8)
     weights, others = (each.inspect(images, WEIGHTS)[0][WEIGHTS].values for each in (run, plain))
     np.testing.assert_allclose(weights[1], 1 / weights.shape[-1], rtol=1e-6)
     assert np.ptp(weights[0]) > 1e-4 < np.ptp(others[1])

@@ -28,6 +28,7 @@ from model.transformer import Transformer
 from run_directory.checkpoints import open_checkpoints
 from runtime.errors import UserError
 from runtime.processes import connect, detected
+from tests.bad_inputs.cases import ROOT
 from tests.tiny_run import outcome, start, tiny_config
 from training import mesh
 from training.mesh import computing_shardings_of, make_mesh, shardings_of
@@ -202,6 +203,19 @@ def test_changing_the_mesh_in_mid_run_changes_nothing_but_rounding():
         state = jax.tree.map(lambda leaf, like: jax.device_put(np.asarray(leaf), like.sharding), state, there)
         state, _ = steps.train(state, ragged_batch(step))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), expected, state)
+
+
+@pytest.mark.slow
+def test_a_language_model_trained_by_pmap_on_one_device_writes_samples(cache, tmp_path):
+    """Samples have random keys, and JAX refuses to combine keys and parameters of two meshes."""
+    options = {'cache_dir': cache, 'parallel.mode': 'pmap', 'data.file': ROOT / 'LICENSE', 'data.context': 16,
+               'model.num_layers': 1, 'model.d_model': 8, 'model.d_ff': 8, 'model.num_heads': 2, 'train.steps': 2,
+               'optimizer.warmup': 1, 'decode.extra_length': 4}
+    ended = subprocess.run([
+        sys.executable, 'train.py', '--config=configs/shakespeare_char.py', f'--workdir={tmp_path / "run"}',
+        *(f'--config.{name}={value}' for name, value in options.items())], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, 'XLA_FLAGS': ''}, check=False)
+    assert ended.returncode == 0 and 'validation_loss' in ended.stderr, ended.stderr[-2000:]
 
 
 @pytest.mark.parametrize('sizes, message', [

@@ -95,6 +95,7 @@ def test_documents_of_one_row_have_the_statistics_of_separate_rows():
 @pytest.mark.parametrize('options, message', [
     ({'track__places': 'encoder/layer_0'}, "config.track.places: place 'encoder/layer_0': the model has no such place. "
                                            'Did you mean encoder/layers_0'),
+    ({'track__places': ' ,'}, "config.track.places=' ,' names no place. Use names or patterns of places"),
     ({'track__places': 'encoder/layers_0/*/scores'}, 'attention scores have no statistic, .* Use '
                                                      'encoder/layers_0/self_attention/weights'),
     ({'train__edits': '[{"edit": "zero", "place": "encoder/layer_0"}]'}, "place 'encoder/layer_0': the model has no")])
