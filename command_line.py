@@ -41,9 +41,7 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
     """Parses the flags of a script. Exits if --help is given or the command line is wrong.
 
     A script calls this after it defines its flags and before it imports slow libraries. After this call, the project's
-    log (the logger 'allyouneed') goes to stderr, and only results go to stdout. Garbage collection is disabled until
-    `run_script`. Otherwise the collector would examine the objects of the libraries again and again, although they are
-    never freed. This would take a quarter of the time of the imports.
+    log (the logger 'allyouneed') goes to stderr, and only results go to stdout.
 
     Args:
       takes: the name of the positional argument (an argument that is not a flag), if the script has one.
@@ -72,7 +70,21 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
             raise UserError(f'{takes} is missing. See --help')
         _arguments = arguments
     sys.excepthook = _explain_import
+
+
+@contextlib.contextmanager
+def slow_imports() -> Iterator[None]:
+    """Runs the body, which imports slow libraries, without garbage collection.
+
+    Otherwise the collector would examine the objects of the libraries again and again, although they are never freed.
+    Without these objects, an import of GPT-2 takes 5 % less processor time.
+    """
     gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # later collections skip the objects of the imports
+        gc.enable()
 
 
 def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False,
@@ -88,8 +100,6 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
         use_huge_pages()
     if _arguments is None:
         read_command_line(takes=takes, module=main.__module__)
-    gc.freeze()  # later collections skip the objects of the imports
-    gc.enable()
 
     def guarded(argv):
         if not flags.FLAGS['verbosity'].present:
