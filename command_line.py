@@ -14,10 +14,12 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -252,11 +254,20 @@ class _Stdout(io.TextIOWrapper):
 
 
 def _unless_left_behind(hook: Callable) -> Callable:
-    """Returns a hook that ignores the error 'Event loop is closed', and calls `hook` for all other errors.
+    """Returns a hook for exceptions that Python ignores. It calls `hook`, with two exceptions.
 
-    Tasks of Orbax raise this error if they still run after their event loop has closed.
+    - Tasks of Orbax raise 'Event loop is closed' if they still run after their event loop has closed. The hook ignores
+      this error.
+    - Ctrl-C during a callback of JAX's garbage collection would be lost. The hook interrupts the main thread again.
     """
-    return lambda event: None if str(event.exc_value) == 'Event loop is closed' else hook(event)
+    def unless(event: Any) -> None:
+        if issubclass(event.exc_type, KeyboardInterrupt):  # exc_value may be None
+            # Here, the signal would be lost again, so it is sent after this hook has returned.
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        elif str(event.exc_value) != 'Event loop is closed':
+            hook(event)
+
+    return unless
 
 
 def _flush() -> None:

@@ -106,6 +106,17 @@ def test_our_own_fault_keeps_its_traceback():
     assert done.returncode == 1 and 'Traceback' in done.stderr and 'ours' in done.stderr
 
 
+def test_ctrl_c_during_a_garbage_collection_is_not_lost():
+    body = '''
+    import gc, signal, time
+    gc.callbacks.append(lambda *_: gc.callbacks.clear() or signal.raise_signal(signal.SIGINT))
+    gc.collect()
+    time.sleep(1)
+    print('not interrupted')'''
+    done = run(body=body)
+    assert (done.returncode, done.stdout, done.stderr) == (130, 'began\n', 'interrupted\n')
+
+
 def test_garbage_is_not_collected_during_slow_imports():
     body = '''
     import gc

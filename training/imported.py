@@ -4,6 +4,7 @@ import functools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,7 @@ def answer_once(folder: Path, params: Params) -> None:
     Raises:
       UserError: if the run cannot be opened, or the logits contain NaN.
     """
-    model = Run(make_model(folder, read_config(folder), params, [0])).model
+    model: Any = Run(make_model(folder, read_config(folder), params, [0])).model
     tokens = {side: np.array([[BOS, *tokenizer.encode('a')]]) for side, tokenizer in model.tokenizers.items()}
     inputs = tokens if isinstance(model, Translator) else {'tokens': tokens['target']}
 
