@@ -100,7 +100,8 @@ def answer_once(folder: Path, params: Params) -> None:
 
     @functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
     def sum_of_outputs(params, inputs):
-        return jax.nn.logsumexp(model.module.apply({'params': params}, **inputs))
+        logits: Any = model.module.apply({'params': params}, **inputs)
+        return jax.nn.logsumexp(logits)
 
     if not math.isfinite(sum_of_outputs(params, inputs)):
         raise UserError('the imported model returns NaN for a line of text. Use other weights, or --allow_nonfinite')
