@@ -67,7 +67,7 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
             sys.exit(0)
         arguments = _parse(sys.argv)
         if len(arguments) > (2 if takes else 1):
-            raise UserError(f'unexpected argument {arguments[-1]!r}: options are flags, --name=value')
+            raise UserError(f'unexpected argument {arguments[-1]!r}. Write options as flags, --name=value')
         if takes and len(arguments) < 2:
             raise UserError(f'{takes} is missing. See --help')
         _arguments = arguments
