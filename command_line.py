@@ -282,6 +282,8 @@ def _no_room(error: BaseException, reason: str) -> str:
 
 
 def _fail(message: str):
+    # No path is longer than 4,096 bytes. A longer word is a mistake, and would fill the screen.
+    message = re.sub(r'\S{4097,}', lambda word: f'{word[0][:100]}...', message)
     print(f'error: {message}', file=sys.stderr)
     sys.exit(2)
 

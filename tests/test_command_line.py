@@ -101,6 +101,11 @@ def test_user_error_is_its_message_and_status_2():
     assert (done.returncode, done.stdout, done.stderr) == (2, 'began\n', 'error: data.en:7: not UTF-8\n')
 
 
+def test_a_word_that_is_longer_than_any_path_is_shortened():
+    done = run(body='raise UserError("x" * 10_000 + " cannot be read")')
+    assert (done.returncode, done.stderr) == (2, f'error: {"x" * 100}... cannot be read\n')
+
+
 def test_our_own_fault_keeps_its_traceback():
     done = run(body='assert False, "ours"')
     assert done.returncode == 1 and 'Traceback' in done.stderr and 'ours' in done.stderr

@@ -25,6 +25,7 @@ QUICK = [
     Case(OUT + '--chekpoint=best', 'chekpoint'),
 ]
 SLOW = [
+    Case(OUT, 'JAX_PLATFORMS=abacus', environment={'JAX_PLATFORMS': 'abacus'}, alone=True),
     # Folders
     *(Case(RUN + f'--output={{here}}/{name}', ('{here}/' + name, 'is not empty'), {f'{name}/{file}': 'text'})
       for name, file in (('old', 'thesis.tex'), ('old', '.hidden'), ('old', 'model.safetensors'), ('ä', 'x'))),
