@@ -91,7 +91,7 @@ def answer_once(folder: Path, params: Params) -> None:
 
     The parameters are not read from the checkpoint, because reading them would take longer than all other parts of an
     import. XLA compiles without optimization, because the program runs once: for GPT-2 with 124M parameters, this
-    reduces the processor time of the test from 1.5 s to 1.2 s.
+    reduces the processor time of the test from 1.6 s to 1.3 s.
 
     Raises:
       UserError: if the run cannot be opened, or the logits contain NaN.
