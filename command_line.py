@@ -14,10 +14,12 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -41,9 +43,7 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
     """Parses the flags of a script. Exits if --help is given or the command line is wrong.
 
     A script calls this after it defines its flags and before it imports slow libraries. After this call, the project's
-    log (the logger 'allyouneed') goes to stderr, and only results go to stdout. Garbage collection is disabled until
-    `run_script`. Otherwise the collector would examine the objects of the libraries again and again, although these are
-    never freed. This would take a quarter of the time of the imports.
+    log (the logger 'allyouneed') goes to stderr, and only results go to stdout.
 
     Args:
       takes: the name of the positional argument (an argument that is not a flag), if the script has one.
@@ -72,7 +72,21 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
             raise UserError(f'{takes} is missing. See --help')
         _arguments = arguments
     sys.excepthook = _explain_import
+
+
+@contextlib.contextmanager
+def slow_imports() -> Iterator[None]:
+    """Runs the body, which imports slow libraries, without garbage collection.
+
+    Otherwise the collector would examine the objects of the libraries again and again, although they are never freed.
+    Without these objects, an import of GPT-2 takes 5 % less processor time.
+    """
     gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # later collections skip the objects of the imports
+        gc.enable()
 
 
 def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False,
@@ -88,8 +102,6 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
         use_huge_pages()
     if _arguments is None:
         read_command_line(takes=takes, module=main.__module__)
-    gc.freeze()  # later collections skip the objects of the imports
-    gc.enable()
 
     def guarded(argv):
         if not flags.FLAGS['verbosity'].present:
@@ -242,11 +254,20 @@ class _Stdout(io.TextIOWrapper):
 
 
 def _unless_left_behind(hook: Callable) -> Callable:
-    """Returns a hook that ignores the error 'Event loop is closed', and calls `hook` for all other errors.
+    """Returns a hook for exceptions that Python ignores. It calls `hook`, with two exceptions.
 
-    Tasks of Orbax raise this error if they still run after their event loop has closed.
+    - Tasks of Orbax raise 'Event loop is closed' if they still run after their event loop has closed. The hook ignores
+      this error.
+    - Ctrl-C during a callback of JAX's garbage collection would be lost. The hook interrupts the main thread again.
     """
-    return lambda event: None if str(event.exc_value) == 'Event loop is closed' else hook(event)
+    def unless(event: Any) -> None:
+        if issubclass(event.exc_type, KeyboardInterrupt):  # exc_value may be None
+            # Here, the signal would be lost again, so it is sent after this hook has returned.
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        elif str(event.exc_value) != 'Event loop is closed':
+            hook(event)
+
+    return unless
 
 
 def _flush() -> None:
@@ -261,6 +282,8 @@ def _no_room(error: BaseException, reason: str) -> str:
 
 
 def _fail(message: str):
+    # No path is longer than 4,096 bytes. A longer word is a mistake, and would fill the screen.
+    message = re.sub(r'\S{4097,}', lambda word: f'{word[0][:100]}...', message)
     print(f'error: {message}', file=sys.stderr)
     sys.exit(2)
 

@@ -19,7 +19,7 @@ import sys
 from absl import flags
 
 from analysis.request import Request
-from command_line import run_script
+from command_line import run_script, slow_imports
 from configs.allowed import OneOf
 from configs.options import OPTIONS
 from runtime.flags import define_flags, flags_as
@@ -39,7 +39,8 @@ flags.DEFINE_integer('seed', None, 'Seed of the random numbers of --method=sampl
 
 def main() -> None:
     """Decodes the input or scores the model, as the flags request."""
-    from analysis.answering import decode  # slow to import, and not needed for --help
+    with slow_imports():
+        from analysis.answering import decode
 
     search = {name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')}
     nothing_to_read = flags.FLAGS['input'].value is None and not flags.FLAGS['split'].value

@@ -108,10 +108,14 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     remaining = [job for job in jobs if job.name not in finished | failed]
     log.info('%d runs: %d finished, %d failed before, %d remaining, at most %d at a time',
              len(jobs), len(finished), len(failed), len(remaining), JOBS.value)
-    run_jobs(executor, remaining, Progress(runs, finished | failed, SPLIT.value, METRIC.value), len(jobs))
+    full = run_jobs(executor, remaining, Progress(runs, finished | failed, SPLIT.value, METRIC.value), len(jobs))
     report(directory)
     if failures := [job.name for job in jobs if job.failure.exists()]:
         log.error('%d runs failed: %s. To run them again, add --retry_failed', len(failures), ' '.join(failures))
+    if full:
+        log.error('%d runs stopped because the disk is full: %s. Free some space, then run the same command again to '
+                  'resume them', len(full), ' '.join(full))
+    if failures or full:
         sys.exit(1)
 
 
@@ -134,9 +138,14 @@ def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[
             [*decode, f'--workdir={workdir}', f'--split={SPLIT.value}']]
 
 
-def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> None:
-    """Runs jobs, and logs the progress and the result of each job. On Ctrl-C or a signal, all runs save and stop."""
-    from runtime.executors import STOPPED
+def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> list[str]:
+    """Runs jobs, and logs the progress and the result of each job. On Ctrl-C or a signal, all runs save and stop.
+
+    Returns the names of the jobs that stopped because the disk is full.
+    """
+    from runtime.executors import FULL, STOPPED
+
+    full = []
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -150,6 +159,10 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, to
                 elif status in STOPPED:
                     log.info('%d of %d: run %s was interrupted. The same command resumes the run',
                              ended, total, job.name)
+                elif status == FULL:
+                    full.append(job.name)
+                    log.error('%d of %d: run %s stopped because the disk is full. The end of %s:\n%s', ended, total,
+                              job.name, job.log, last_lines(job.log))
                 else:
                     log.error('%d of %d: %s failed, %s. The end of %s:\n%s', ended, total, job.name,
                               job.failure.read_text().strip(), job.log, last_lines(job.log))
@@ -157,6 +170,7 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, to
         executor.stop()
         log.info('the sweep was interrupted. Run the same command again to resume it')
         raise
+    return full
 
 
 def last_lines(path: Path) -> str:

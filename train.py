@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from command_line import flag_files_explained, run_script
+from command_line import flag_files_explained, run_script, slow_imports
 from configs.checks import config_from
 from configs.options import DEFAULTS, flatten
 from run_directory.records import finished_at
@@ -45,10 +45,11 @@ def main() -> None:
     config = config_from(CONFIG_FLAG, problems_of_data)
     # These imports take seconds. They follow the check of the command line, so that --help and wrong flags do not wait
     # for them. A finished run does not even wait for the imports below.
-    from run_directory.workdir import RunDirectory
-    from runtime.preemption import StopSignals
-    from runtime.processes import connect, ending_together
-    from training.profiling import ProfilerWindow
+    with slow_imports():
+        from run_directory.workdir import RunDirectory
+        from runtime.preemption import StopSignals
+        from runtime.processes import connect, ending_together
+        from training.profiling import ProfilerWindow
 
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value, PATIENCE.value)
     if config.train.edits or config.track.places:
@@ -60,8 +61,9 @@ def main() -> None:
         profiler = ProfilerWindow(PROFILE.value, directory.path, config.train.steps)
         if directory.finished_at is not None:
             return directory.report_finished(config)
-        from analysis.pictures import answer_figure
-        from training.loop import run
+        with slow_imports():
+            from analysis.pictures import answer_figure
+            from training.loop import run
 
         run(config, directory, stop, profiler, answer_figure)
 

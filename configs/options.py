@@ -400,8 +400,8 @@ def is_used(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
-    """Returns the options of a config as {'model.d_model': 512, ...}."""
+    """Returns the options of a config as {'model.d_model': 512, ...}. An empty section counts as an option."""
     flat = {}
     for key, value in config.items():
-        flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, ConfigDict) else {f'{prefix}{key}': value}
+        flat |= isinstance(value, ConfigDict) and flatten(value, f'{prefix}{key}.') or {f'{prefix}{key}': value}
     return flat

@@ -27,6 +27,7 @@ RENAMED: dict[int, dict[str, str]] = {}  # version -> {name before this version:
 BEFORE: dict[int, dict[str, Any]] = {    # version -> {current name: value before this version}
     2: {'data.plain_spaces': 0.0},
 }
+FOREIGN = "If the folder is a model of Hugging Face's library, config.json must have the field model_type"
 
 
 def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
@@ -62,15 +63,23 @@ def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
         saved = json.loads(read_bytes(path).decode())
         if not isinstance(saved, dict):
             raise ValueError('the file does not contain a JSON object')
-        return read_saved(saved)
+        if 'model_type' not in saved:
+            return read_saved(saved)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except UserError as error:
-        raise UserError(f'{path}: {error}') from None
-    except RecursionError:
-        raise UserError(f'{path} is damaged: it is nested too deeply. Take it from a copy of the run') from None
-    except (OSError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f'{path} is damaged: {error}. Take it from a copy of the run') from None
+        raise UserError(f'{path}: {error}{"" if _is_run(path.parent) else f". {FOREIGN}"}') from None
+    except (RecursionError, OSError, TypeError, ValueError, OverflowError) as error:
+        reason = 'it is nested too deeply' if isinstance(error, RecursionError) else error
+        advice = 'Restore the file from a copy of the ' + ('run' if _is_run(path.parent) else f'folder. {FOREIGN}')
+        raise UserError(f'{path} is damaged: {reason}. {advice}') from None
+    raise UserError(f"{path}: this is a model of Hugging Face's library, not a run. Make a run of the model with "
+                    'tools.import_weights')
+
+
+def _is_run(folder: Path) -> bool:
+    """Returns whether a folder with a config.json is a run or an exported run, and not a model of another library."""
+    return any((folder / name).is_dir() for name in ('checkpoints', 'data'))
 
 
 def read_saved(saved: Mapping[str, Any]) -> tuple[ConfigDict, set[str]]:

@@ -90,8 +90,11 @@ def verify(folder: Path) -> bool:
     If the files have not changed since an earlier comparison, returns False without a new comparison.
 
     Raises:
-      Damaged: if a file differs from its checksum. The message has the name of the file.
+      Damaged: if a file differs from its checksum, or is a folder or a pipe. The message has the name of the file.
     """
+    for path in folder.iterdir():  # before any file is opened, because opening a pipe would wait for its writer
+        if (path.name == VERIFIED or not path.name.startswith(VERIFIED)) and not path.is_file():
+            raise Damaged(f'{path.name} is not a regular file')
     try:
         checksums = read_as(folder / CHECKSUMS, dict[str, Count], 'An earlier version may have written it')
     except UserError as error:

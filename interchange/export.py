@@ -20,6 +20,7 @@ from run_directory.trained import TrainedModel
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded, naming
 from runtime.folders import written_folder
+from runtime.processes import check_devices
 
 FORMATS: Mapping[str, Callable[..., None]] = {
     'ctranslate2': write_ctranslate2, 'huggingface': write_huggingface, 'safetensors': write_safetensors}
@@ -41,6 +42,7 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
         express the model.
     """
     folder = _new_folder(output)
+    check_devices()
     trained = read_models([expanded(workdir)], str(checkpoint))
     options = {'quantization': quantization} if to == 'ctranslate2' else {}
     with naming(folder), written_folder(folder) as temporary:
@@ -67,6 +69,7 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
         cannot be written.
     """
     folder = _new_folder(output)
+    check_devices()
     pruned = pruned_model(read_models([expanded(workdir)], str(checkpoint)), removed)
     with naming(folder), written_folder(folder) as temporary:
         write_safetensors(pruned, temporary)

@@ -7,6 +7,8 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 
+FULL_DISK = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+
 
 class UserError(Exception):
     """An error in the user's input. The message states where the error is, what is wrong and how to fix it."""
@@ -28,7 +30,7 @@ def full_disk(error: BaseException | None) -> str | None:
     text of the system's error, so the texts of all errors are searched, too.
     """
     while error is not None:
-        for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        for number in FULL_DISK:
             if getattr(error, 'errno', None) == number or os.strerror(number) in str(error):
                 return os.strerror(number)
         error = error.__cause__ or error.__context__

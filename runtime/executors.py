@@ -5,6 +5,7 @@ import logging
 import os
 import queue
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +21,14 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from submitit.helpers import DelayedSubmission
 from typing_extensions import override
 
-from runtime.errors import UserError
+from runtime.errors import FULL_DISK, UserError
 
 INTERRUPTED = 75  # EX_TEMPFAIL: exit status of train.py after it has saved and stopped on request
+FULL = os.EX_IOERR  # `Job` returns this status if a command failed because the disk is full
 STOPPED = {INTERRUPTED, *(status for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                           for status in (-number, 128 + number))}
+LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason of a failure
+SMALLEST_SPACE = 2 ** 16  # bytes: a disk with less free space is full
 
 log = logging.getLogger('allyouneed.sweep')
 
@@ -32,6 +36,8 @@ log = logging.getLogger('allyouneed.sweep')
 @dataclasses.dataclass(eq=False)
 class Job:
     """The commands of one run of a sweep. Calling the job runs the commands one after the other, until a command fails.
+
+    A full disk does not count as a failure, because it says nothing about the run. The next sweep resumes the run.
 
     A job may be sent to another machine, so the object contains all data that the commands need.
 
@@ -54,8 +60,9 @@ class Job:
         return self.log.with_suffix('.failed')
 
     def __call__(self, environment: dict[str, str] | None = None) -> int:
-        """Runs the commands. Returns 0 if all succeed, otherwise the exit status of the command that failed."""
+        """Runs the commands until one fails. Returns 0, the exit status of the failed command, or FULL."""
         self.failure.unlink(missing_ok=True)
+        begin = self.log.stat().st_size if self.log.exists() else 0
         for command in self.commands:
             with open(self.log, 'a', encoding='utf-8', errors='backslashreplace') as output:
                 output.write(f'$ {shlex.join(command)}\n')
@@ -69,10 +76,22 @@ class Job:
                                                 env=environment, start_new_session=True, close_fds=False)
                 status = self.process.wait()
             if status:
+                if status not in STOPPED and self._is_disk_full(begin):
+                    return FULL
                 if status not in STOPPED:
                     self.failure.write_text(f'exit status {status}' if status > 0 else f'killed by signal {-status}')
                 return status
         return 0
+
+    def _is_disk_full(self, begin: int) -> bool:
+        """Returns whether the end of the log, from byte `begin` on, reports a full disk, or the log's disk is full.
+
+        If the log is on the full disk, it may lack the message.
+        """
+        end = self.log.read_bytes()[begin:].decode(errors='replace').splitlines()[-LAST_LINES:]
+        reasons = [os.strerror(number) for number in FULL_DISK]
+        return (any(reason in line for line in end for reason in reasons)
+                or shutil.disk_usage(self.log.parent).free < SMALLEST_SPACE)
 
     def stop(self) -> None:
         """Asks the process of the current command to save a checkpoint and to exit."""

@@ -101,14 +101,35 @@ def test_user_error_is_its_message_and_status_2():
     assert (done.returncode, done.stdout, done.stderr) == (2, 'began\n', 'error: data.en:7: not UTF-8\n')
 
 
+def test_a_word_that_is_longer_than_any_path_is_shortened():
+    done = run(body='raise UserError("x" * 10_000 + " cannot be read")')
+    assert (done.returncode, done.stderr) == (2, f'error: {"x" * 100}... cannot be read\n')
+
+
 def test_our_own_fault_keeps_its_traceback():
     done = run(body='assert False, "ours"')
     assert done.returncode == 1 and 'Traceback' in done.stderr and 'ours' in done.stderr
 
 
-def test_garbage_is_collected_again_once_the_script_begins():
-    body = 'import gc; print(gc.isenabled(), gc.get_freeze_count() > 10_000)'
-    assert run(body=body).stdout == 'began\nTrue True\n'
+def test_ctrl_c_during_a_garbage_collection_is_not_lost():
+    body = '''
+    import gc, signal, time
+    gc.callbacks.append(lambda *_: gc.callbacks.clear() or signal.raise_signal(signal.SIGINT))
+    gc.collect()
+    time.sleep(1)
+    print('not interrupted')'''
+    done = run(body=body)
+    assert (done.returncode, done.stdout, done.stderr) == (130, 'began\n', 'interrupted\n')
+
+
+def test_garbage_is_not_collected_during_slow_imports():
+    body = '''
+    import gc
+    from command_line import slow_imports
+    with slow_imports():
+        print(gc.isenabled())
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)'''
+    assert run(body=body).stdout == 'began\nFalse\nTrue True\n'
 
 
 def test_log_goes_to_stderr():

@@ -344,3 +344,17 @@ fcntl.flock = no_locks
     done = sweep(bench, heads=[1], seeds=1)
     assert done.returncode == 0 and 'num_heads=1,seed=0 finished' in done.stderr, done.stderr
     assert f'{bench}/out cannot be locked (No locks available)' in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_finds_the_disk_full_is_resumed_by_the_same_command(bench):
+    script = bench / 'train.py'
+    message = 'x cannot be written: No space left on device'
+    script.write_text(script.read_text().replace('two heads are bad luck', message))
+    done = sweep(bench, heads=[2, 1])
+    assert done.returncode == 1 and 'Free some space, then run the same command again' in done.stderr
+    assert 'num_heads=2,seed=0 stopped because the disk is full' in done.stderr
+    assert not list(bench.glob('out/logs/*.failed')) and '| not started |' in done.stdout
+    (bench / 'mended').touch()
+    again = sweep(bench, heads=[2, 1])
+    assert again.returncode == 0 and '4 runs: 2 finished, 0 failed before, 2 remaining' in again.stderr

@@ -16,6 +16,7 @@ from analysis.compare import load_runs, recorded_sweep
 from configs import base, versions
 from configs.allowed import Fraction, Switch
 from configs.options import BY_NAME, DEFAULTS, Option, flatten
+from configs.versions import read_config_file
 from inference.text import search_options
 from run_directory.records import CONFIG, read_config
 from run_directory.workdir import RunDirectory
@@ -175,3 +176,17 @@ def test_files_that_do_not_make_the_model_of_the_checkpoint_are_refused(first, s
     with pytest.raises(UserError) as refused:
         inference.load(workdir)
     assert str(workdir) in str(refused.value) and message in str(refused.value)
+
+
+@pytest.mark.parametrize('content, folder, says', [
+    ('{', 'run', 'Restore the file from a copy of the run$'),
+    ('{', 'model', 'Restore the file from a copy of the folder. .* must have the field model_type$'),
+    ('{"n_embd": 8}', 'run', 'there is no option n_embd. configs/options.py lists all options$'),
+    ('{"n_embd": 8}', 'model', 'there is no option n_embd.* must have the field model_type$'),
+    ('{"model_type": "gpt2"}', 'model', "a model of Hugging Face's library, not a run. .*tools.import_weights$")])
+def test_the_advice_for_a_damaged_config_fits_the_folder(content, folder, says, tmp_path):
+    (tmp_path / 'config.json').write_text(content)
+    if folder == 'run':
+        (tmp_path / 'data').mkdir()
+    with pytest.raises(UserError, match=says):
+        read_config_file(tmp_path / 'config.json')

@@ -16,7 +16,7 @@ all data flags that the training of the student needs. For a student with the te
 
 from absl import flags
 
-from command_line import run_script
+from command_line import run_script, slow_imports
 from configs.options import COUNT
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded
@@ -44,11 +44,12 @@ def main() -> None:
         raise UserError(f'--output={folder} is not empty. Use a new folder')
     check_folder(folder)
 
-    from inference.run import load  # these imports take seconds, and --help does not need them
-    from inference.text import search_options
-    from inference.translate import Translator
-    from run_directory.trained import run_paths
-    from tools.student_corpus import write_corpus
+    with slow_imports():
+        from inference.run import load
+        from inference.text import search_options
+        from inference.translate import Translator
+        from run_directory.trained import run_paths
+        from tools.student_corpus import write_corpus
 
     run = load(run_paths(WORKDIR.value), CHECKPOINT.value)
     if not isinstance(run.model, Translator):

@@ -10,7 +10,7 @@ folder is written.
 
 from absl import flags
 
-from command_line import run_script
+from command_line import run_script, slow_imports
 from runtime.errors import UserError
 
 FORMATS = ('ctranslate2', 'huggingface', 'safetensors')
@@ -25,7 +25,8 @@ QUANTIZATION = flags.DEFINE_enum('quantization', 'float32', QUANTIZATIONS, 'ctra
 
 def main() -> None:
     """Writes the model of the run --workdir in the format --to."""
-    from interchange.export import export  # this import takes seconds, and --help does not need it
+    with slow_imports():
+        from interchange.export import export
 
     if not WORKDIR.value or not TO.value or not OUTPUT.value:
         missing = [name for name in ('workdir', 'to', 'output') if not flags.FLAGS[name].value]

@@ -15,7 +15,7 @@ import logging
 from absl import flags
 from ml_collections import config_flags
 
-from command_line import flag_files_explained, run_script
+from command_line import flag_files_explained, run_script, slow_imports
 from configs.checks import config_from
 from runtime.errors import UserError
 
@@ -32,8 +32,9 @@ log = logging.getLogger('allyouneed.import')
 
 def main() -> None:
     """Makes the run directory --workdir from the model in the folder --from."""
-    from training.imported import import_weights  # these imports take seconds, and --help does not need them
-    from training.summary import parameter_table
+    with slow_imports():
+        from training.imported import import_weights
+        from training.summary import parameter_table
 
     if not FROM.value or not WORKDIR.value:
         raise UserError(f'--{"workdir" if FROM.value else "from"} is missing. Use --from=DIR --workdir=RUN')

@@ -9,7 +9,7 @@
 
 from absl import flags
 
-from command_line import run_script
+from command_line import run_script, slow_imports
 from runtime.errors import UserError
 
 SPLITS = 'importance', 'pruning', 'roles'
@@ -40,9 +40,10 @@ def main() -> None:
     import json
     import logging
 
-    from analysis.inside import ANALYSES, Request
-    from analysis.pictures import save_figure
-    from inference.run import load
+    with slow_imports():
+        from analysis.inside import ANALYSES, Request
+        from analysis.pictures import save_figure
+        from inference.run import load
     from runtime.files import check_file, check_folder, expanded, naming, write_text
 
     run = load(WORKDIR.value or '', CHECKPOINT.value)

@@ -1,15 +1,21 @@
 """Imports models of Hugging Face Transformers: makes a run directory from a folder with a saved model."""
 
+import functools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from configs.versions import VERSION
 from inference.run import Run
+from inference.translate import Translator
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
+from input_pipeline.tokenizer import BOS
 from interchange.huggingface import read_huggingface
 from model import Params
 from run_directory.checkpoints import open_checkpoints
@@ -21,6 +27,7 @@ from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded, naming, write_text
 from runtime.folders import written_folder
+from runtime.processes import check_devices
 from training.optimizer import make_optimizer, make_schedule
 from training.step import TrainState
 
@@ -42,8 +49,8 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     """Makes a run directory from a folder that Hugging Face's save_pretrained has written, and returns the model.
 
     The run has one checkpoint, at step 0, with a fresh optimizer state. The run can be used like any other run, and
-    train.py can train the model further with the config in the directory. As a test, the model scores one line of text.
-    The directory has a temporary name until this test has passed. There is no test if `allow_nonfinite` is True.
+    train.py can train the model further with the config in the directory. As a test, the model processes one line of
+    text. The directory has a temporary name until this test has passed. There is no test if `allow_nonfinite` is True.
 
     Args:
       source: the folder.
@@ -59,6 +66,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f'--workdir={folder} exists and is not empty. Use a new or an empty directory')
     check_folder(folder)
+    check_devices()
     use_compilation_cache(cache_folder(''))
     model = read_huggingface(expanded(source), recipe=recipe, allow_nonfinite=allow_nonfinite)
     config = model.config
@@ -79,15 +87,23 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
 
 
 def answer_once(folder: Path, params: Params) -> None:
-    """Tests an imported text model: opens its run, and scores one line of text with the parameters `params`.
+    """Tests an imported text model: opens its run, and computes the logits of one line of text with `params`.
 
-    Scoring runs the whole model, but compiles in a fraction of the time of a search. The parameters are not read from
-    the checkpoint, because reading them would take longer than all other parts of an import.
+    The parameters are not read from the checkpoint, because reading them would take longer than all other parts of an
+    import. XLA compiles without optimization, because the program runs once: for GPT-2 with 124M parameters, this
+    reduces the processor time of the test from 1.6 s to 1.3 s.
 
     Raises:
-      UserError: if the run cannot be opened, or the score is NaN.
+      UserError: if the run cannot be opened, or the logits contain NaN.
     """
-    run = Run(make_model(folder, read_config(folder), params, [0]))
-    output, = run.forced([('a', 'a')] if run.config.task == 'translation' else ['a'])
-    if not math.isfinite(output.hypotheses[0].log_prob):
+    model: Any = Run(make_model(folder, read_config(folder), params, [0])).model
+    tokens = {side: np.array([[BOS, *tokenizer.encode('a')]]) for side, tokenizer in model.tokenizers.items()}
+    inputs = tokens if isinstance(model, Translator) else {'tokens': tokens['target']}
+
+    @functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
+    def sum_of_outputs(params, inputs):
+        logits: Any = model.module.apply({'params': params}, **inputs)
+        return jax.nn.logsumexp(logits)
+
+    if not math.isfinite(sum_of_outputs(params, inputs)):
         raise UserError('the imported model returns NaN for a line of text. Use other weights, or --allow_nonfinite')

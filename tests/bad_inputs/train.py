@@ -22,6 +22,20 @@ QUICK = [
            {'run/config.json': content})
       for content in ('', '{', '[]', '{"model": ', '[' * 100_000, '{"a": ' * 100_000, b'\xff', GONE, FOLDER, cut,
                       with_values(model=3))),
+    *(Case('--config={root}/configs/fine_tune.py:{run} --workdir={new}', ('{run}/config.json', *says),
+           {'run/config.json': content}) for content, *says in (
+        (b'\x89PNG\r\n', 'utf-8'), (b'\xef\xbb\xbf{}', 'BOM'), (FIFO,), (LOOP,), (NULL,), ('null', 'JSON object'),
+        ('{"version": 99}', 'version 99'), ('{"version": "2"}', "version '2'"), ('{"version": 1e999}', 'version inf'),
+        ('{"model_type": "gpt2"}', 'tools.import_weights'), ('{"n_embd": 8}', 'n_embd'), (b'\x1f\x8b\x08', 'damaged'),
+        ('{"model": {"d_model": ' + '9' * 5000 + '}}', 'damaged'), (with_values(model=None), 'model'),
+        (with_values(model=[]), 'model'), (with_values(model__d_model='8'), 'model.d_model'),
+        (with_values(model__d_model=10 ** 40), 'model.d_model'), (with_values(model__d_model=-8), 'model.d_model'),
+        (with_values(model__d_model=[8]), 'model.d_model'), (with_values(model__d_model=True), 'model.d_model'),
+        (with_values(model__num_layers=1e400), 'model.num_layers'), (with_values(task='chess'), 'task'),
+        (with_values(data__max_length=2 ** 70), 'data.max_length'),
+        (with_values(optimizer__peak='x'), 'optimizer.peak'),
+        (with_values(model__colour='red'), 'model.colour'), (with_values(seed=-1), 'seed'),
+        (with_values(train={'steps': {'steps': {}}}), 'train.steps'), (with_values(train__steps={}), 'train.steps'))),
     Case('--config={root}/configs/fine_tune.py:{here}/none --workdir={new}', '{here}/none'),
     # Numbers out of range
     demo('seed=-1'),

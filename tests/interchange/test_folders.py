@@ -82,3 +82,13 @@ def test_weights_of_nan_are_imported_only_when_asked_for_and_a_search_names_the_
     for options in GREEDY, SearchOptions(beam=2, extra_length=3):
         with pytest.raises(UserError, match='/run: the search finds no output, .* parameters and logits are NaN'):
             run.generate(['the'], options)
+
+
+@pytest.mark.parametrize('name, array', [('gpt2', 'ln_f__weight'), ('marian', 'model__shared__weight')])
+def test_finite_weights_whose_logits_overflow_are_not_imported(name, array, tmp_path):
+    write_small(name, tmp_path / 'model')
+    path = tmp_path / 'model' / 'model.safetensors'
+    path.write_bytes(with_arrays(**{array: lambda array: np.full_like(array, 3e38)})(path.read_bytes()))
+    with pytest.raises(UserError, match='the imported model returns NaN for a line of text'):
+        import_weights(tmp_path / 'model', tmp_path / 'run')
+    assert [path.name for path in tmp_path.iterdir()] == ['model']
