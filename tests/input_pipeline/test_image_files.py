@@ -64,7 +64,8 @@ def test_images_are_scaled_and_cropped_to_squares(tmp_path):
 @pytest.mark.parametrize('write, message', [
     (lambda path: path.write_bytes(b'no image'), r'test/a/x\.png cannot be read as an image'),
     (lambda path: path.write_bytes(path.read_bytes()[:60]), r'test/a/x\.png cannot be read as an image'),
-    (lambda path: path.write_bytes(b''), r'test/a/x\.png cannot be read as an image'),
+    (lambda path: path.write_bytes(b''), r'test/a/x\.png cannot be read as an image: .*Repair or remove the file'),
+    (lambda path: (path.parent / 'y.png').symlink_to('none.png'), r'test/a/y\.png cannot be read as an image'),
     (lambda path: save_image(path, COLOUR[:4]), r'test/a/x\.png: images|test.*\(4, 4, 3\)'),
     (lambda path: Image.fromarray(np.arange(20, dtype=np.uint16).reshape(5, 4)).save(path), 'more than 8 bits per cha'),
 ])
