@@ -272,10 +272,19 @@ def _is_number(text: str) -> bool:
         return False
 
 
+def _is_date(text: str) -> bool:
+    try:
+        return bool(datetime.datetime.fromisoformat(text))
+    except ValueError:
+        return False
+
+
 def _number(text: str, where: str, hint: str = USE_MEAN) -> float:
     if not _is_number(text):
         if ',' in text:
             hint = '. Write 1234.5: a point for decimals, and no separators of thousands'
+        elif _is_date(text):
+            hint = '. If the column contains the times of the rows, name it time'
         elif text.lower() not in MISSING:
             hint = ''
         raise UserError(f'{where} is {text!r}, not a number{hint}')

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from configs import fashion_mnist_vit
+from configs.checks import check_config
 from input_pipeline.array_files import read_inputs
 from input_pipeline.arrays import open_arrays
+from input_pipeline.problems import data_problems
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SERIES, SPLITS, options, read, write_csv, write_npz
 
@@ -41,6 +44,15 @@ def test_idx_files(idx):
         assert inputs.dtype == np.uint8 and targets.dtype == np.int32
         np.testing.assert_array_equal(inputs[..., 0], arrays[name][0][part])
         np.testing.assert_array_equal(targets, arrays[name][1][part])
+
+
+def test_the_recipe_of_fashion_mnist_reads_idx_files(idx):
+    config = fashion_mnist_vit.get_config()
+    config.data.update(dir=str(idx[0]), validation_share=0.25)
+    check_config(config)
+    assert data_problems(config) == []
+    data = open_arrays(config.data, labelled=True)
+    assert [len(data.inputs(split)) for split in SPLITS] == [9, 3, 4]
 
 
 @pytest.mark.parametrize('damage, message', [

@@ -66,6 +66,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,1,1,1', 'a,nan,1,1,1'], r"train\.csv:3: time is 'nan', not a number"),
     ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target is '0', but it is '1' at line 2\. All rows of a series"),
     ([HEADER, 'a,0,"1,5",1,1'], r"train\.csv:2: x is '1,5', not a number\. Write 1234\.5: a point for decimals"),
+    (['series,date,x,target', 'a,2024-01-31,1,0'], r"train\.csv:2: date is '2024-01-31', not a number.*name it time"),
     (['series,x,target', 'a,1,', 'b,2,'], r"train\.csv:2: target is '', not a number\. Each series needs a target"),
     (['series;x;target', 'a;1;0'], r"train\.csv:1: the columns are separated by ';'\. Separate them by commas"),
     (['series\tx\ttarget', 'a\t1\t0'], r"train\.csv:1: the columns are separated by '\\t'\. Separate them by commas"),
