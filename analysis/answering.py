@@ -212,7 +212,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 other_outputs: Sequence[str] | None) -> dict[str, Any]:
     """Writes the scores to RUN/results/SPLIT.json, and examples with answers to SPLIT.tsv. Returns the scores.
 
-    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. The files of an edited model are
+    The files of an ensemble are SPLIT.ensemble.json and .tsv in the first run. The files of an edited model are
     SPLIT.edited.json and .tsv. `other_outputs` are the translations of the run in --compare.
     """
     results, table = run.model.score(data, split, run.config, options)

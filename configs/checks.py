@@ -76,7 +76,7 @@ def config_problems(config: ConfigDict) -> list[str]:
     """Returns the message 'config.OPTION=VALUE: requirement' for each value that is not allowed.
 
     Each option has at most one message. The messages are in the order of the table of options. A problem that follows
-    from another problem is left out. For example, if the task is unknown, no option is reported as unused.
+    from another problem is not reported. For example, if the task is unknown, no option is reported as unused.
     """
     if problems := _misshapen(config):
         return problems

@@ -66,7 +66,7 @@ class FileDocuments(Documents):
     commas, as in TextCorpus. `kind` is config.data.documents: a document is a whole file ('file'), a line ('line'), or
     the text between two blank lines ('blank_line').
 
-    If there are no validation files, the share `validation_share` of the different training documents is held out for
+    If there are no validation files, the share `validation_share` of the distinct training documents is held out for
     validation. If there are no test files either, the same number of documents is held out for test (see
     input_pipeline/splits.py). If the training text is a single document, its last characters are held out.
 

@@ -18,7 +18,7 @@ DEEP = ('I', 'F')  # Pillow's modes of images with more than 8 bits per channel 
 
 
 def image_paths(folder: Path) -> list[Path]:
-    """Returns the images in a folder and its subfolders, in the order of their names. Hidden files are left out.
+    """Returns the images in a folder and its subfolders, in the order of their names. Hidden files are ignored.
 
     Links to files that do not exist are in the list, so that reading them fails with the name of the link.
     """
@@ -100,15 +100,15 @@ def _opened(path: Path) -> Image.Image:
     """Opens an image without decoding it.
 
     Raises:
-      UserError: if the file is no image, or has more than 8 bits per channel.
+      UserError: if the file is not an image, or has more than 8 bits per channel.
     """
     try:
         image = Image.open(path)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise _unreadable(path, error) from None
     if image.mode.startswith(DEEP):
-        raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits, or write '
-                        'the images to an .npz file')
+        raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert the image to 8 '
+                        'bits, or write the images to an .npz file')
     return image
 
 
