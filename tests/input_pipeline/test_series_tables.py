@@ -57,7 +57,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,1,1,cat', 'b,0,1,1,3'], r"train\.csv:2: target is 'cat', not a number, but 1 of 2 targets are"),
     ([HEADER, 'a,0,1,1,cat', 'b,0,1,1,nan'], r"train\.csv:2: target is 'cat', not a number, but 1 of 2 targets are"),
     ([HEADER, ROWS[0], 'a,1,2.5,3'], r'train\.csv:3: the line has 4 columns, but the header has 5'),
-    ([HEADER, *ROWS, *ROWS[:2]], r"train\.csv:6: time '0' of series 'a' is also at line 2\. The times .* different"),
+    ([HEADER, *ROWS, *ROWS[:2]], r"train\.csv:6: time '0' of series 'a' is also at line 2\. The times .* unique"),
     (['series,x,target', 'a,1,1', 'b,1,1', 'a,2,1'],
      r"train\.csv:4: series 'a' continues here, but it began at line 2 .*Sort the rows by series, or add"),
     ([HEADER, 'a,x,1,1,1', 'a,y,1,1,1'], r"train\.csv:2: time is 'x', not a date\. Times must be numbers, or dates"),
