@@ -4,8 +4,10 @@
 
 DIR contains the files of Fashion-MNIST as they were published, plain or compressed (.gz): train-images-idx3-ubyte,
 train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. The last tenth of the training images is the
-validation split. --config.data.source=tfds uses the data of TensorFlow Datasets (TFDS) instead. TFDS needs TensorFlow
-once, to prepare the data.
+validation split. On Debian, `apt install dataset-fashion-mnist` installs the files into
+/usr/share/datasets/fashion-mnist. To use the data of TensorFlow Datasets (TFDS) instead, set --config.data.source=tfds
+--config.data.splits.train='train[:90%]' --config.data.splits.validation='train[90%:]'. TFDS needs TensorFlow once, to
+prepare the data.
 
 We have not trained this recipe. Public repositories report an accuracy of 92.3 % for small vision Transformers that are
 trained from scratch. The recipe shifts and mirrors the training images. --config.data.mixup=0.2 also mixes them.
@@ -23,7 +25,6 @@ def get_config() -> ConfigDict:
                         activation='gelu', position='learned', dropout=0.1)
     config.model.update(patches={'patch': 4, 'pooling': 'mean'})  # 49 patches
     config.data.update(source='files', name='fashion_mnist', validation_share=0.1, crop=2, flip=True)
-    config.data.splits.update(train='train[:90%]', validation='train[90%:]', test='test')  # for source=tfds
     config.batch.rows = 128
     config.optimizer.update(schedule='cosine', peak=1e-3, warmup=800)
     config.train.steps = 25_000  # 59 epochs

@@ -96,6 +96,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('model.patches.patch', task.data == 'series',
              data.context % model.patches.patch == data.horizon % model.patches.patch == 0,
              f'must divide data.context={data.context} and data.horizon={data.horizon}'),
+        Rule('data.validation_share', bool(data.file), data.validation_share > 0,
+             f'must be above 0, because the validation split is a part of data.file={data.file}'),
         Rule('data.file', bool(data.file), not data.dir, f'must not be combined with data.dir={data.dir}'),
         Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),
         Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents') and not data.file,

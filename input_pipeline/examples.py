@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, Num
 
+from input_pipeline.input_format import is_name
 from input_pipeline.splits import key, warn
 
 MAX_NAMES = 5  # largest number of names in a warning
@@ -36,7 +37,10 @@ class Examples(NamedTuple):
 
     def named(self, index: int | np.integer) -> str:
         """Returns the name of an example in messages."""
-        return f'example {index} ({self.places[index]})' if self.places else f'example {index}'
+        if not self.places:
+            return f'example {index}'
+        place = self.places[index]
+        return f'example {index} ({place if is_name(place) else repr(place)})'
 
     def part(self, members: slice | np.ndarray, where: str) -> 'Examples':
         """Returns the examples that the slice or boolean array `members` selects. `where` names them in messages."""

@@ -18,8 +18,12 @@ DEEP = ('I', 'F')  # Pillow's modes of images with more than 8 bits per channel 
 
 
 def image_paths(folder: Path) -> list[Path]:
-    """Returns the images in a folder and its subfolders, in the order of their names. Hidden files are ignored."""
-    return sorted(path for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES and path.is_file()
+    """Returns the images in a folder and its subfolders, in the order of their names. Hidden files are ignored.
+
+    Links to files that do not exist are in the list, so that reading them fails with the name of the link.
+    """
+    return sorted(path for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES
+                  and (path.is_file() or path.is_symlink() and not path.exists())
                   and not any(part.startswith('.') for part in path.relative_to(folder).parts))
 
 

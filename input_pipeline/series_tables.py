@@ -4,6 +4,7 @@ import collections
 import csv
 import datetime
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -120,6 +121,8 @@ def _read_series(path: Path, training: Path | None, channels: Sequence[str], val
     constant, series, previous = [*values, *(['group'] if 'group' in header else [])], {}, None
     for line, cells in table:
         name = cells.get('series', '')
+        if 'series' in header and not name:
+            raise UserError(f'{path}:{line}: the cell of column series is empty. Each row needs the name of its series')
         rows = series.setdefault(name, [])
         if rows and previous != name and 'time' not in header:
             raise UserError(f'{path}:{line}: series {name!r} continues here, but it began at line {rows[0].line} and '
@@ -219,20 +222,27 @@ def _targets(firsts: Sequence[Row], column: str, path: Path) -> np.ndarray:
         index = numbers.index(False)
         raise UserError(f'{path}:{firsts[index].line}: {column} is {texts[index]!r}, not a number, but {sum(numbers)} '
                         f'of {len(texts)} targets are numbers. Use only numbers, or only names of classes')
-    return np.array([_number(text, f'{path}:{row.line}: {column}') for row, text in zip(firsts, texts, strict=True)])
+    return np.array([_number(text, f'{path}:{row.line}: {column}', '. Each series needs a target')
+                     for row, text in zip(firsts, texts, strict=True)])
 
 
 def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     """Returns the names of the columns, and an iterator of (line number, {column: cell}) over the rows.
 
     Raises:
-      UserError: if the header is missing or has duplicate names, or a row has more or fewer cells than the header.
+      UserError: if the header is missing, has duplicate or empty names, or has no commas. Also if a row has more or
+        fewer cells than the header.
     """
     rows = _rows(path)
     line, header = next(rows, (0, []))
     if not header:
         raise UserError(f'{path} is empty. It must begin with a header such as series,x,y,target')
+    if len(header) == 1 and (other := re.search('[;\t|]', header[0])):
+        raise UserError(f'{path}:{line}: the columns are separated by {other[0]!r}. Separate them by commas')
     for name, count in collections.Counter(header).items():
+        if not name:
+            raise UserError(f'{path}:{line}: column {header.index(name) + 1} has no name. Name the column, or remove '
+                            'it. Write tables of pandas with to_csv(index=False)')
         if count > 1:
             raise UserError(f'{path}:{line}: column {name!r} appears {count} times. Column names must be unique')
 
@@ -262,9 +272,22 @@ def _is_number(text: str) -> bool:
         return False
 
 
+def _is_date(text: str) -> bool:
+    try:
+        return bool(datetime.datetime.fromisoformat(text))
+    except ValueError:
+        return False
+
+
 def _number(text: str, where: str, hint: str = USE_MEAN) -> float:
     if not _is_number(text):
-        raise UserError(f'{where} is {text!r}, not a number{hint if text.lower() in MISSING else ""}')
+        if ',' in text:
+            hint = '. Write 1234.5: a point for decimals, and no separators of thousands'
+        elif _is_date(text):
+            hint = '. If the column contains the times of the rows, name it time'
+        elif text.lower() not in MISSING:
+            hint = ''
+        raise UserError(f'{where} is {text!r}, not a number{hint}')
     if not abs(float(text)) < FLOAT32_END:
         raise UserError(f'{where} is {text!r}, which exceeds 3.4e38, the maximum of float32')
     return float(text)

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from tests.bad_inputs.cases import Case, cut, with_values
+from tests.bad_inputs.cases import LOOP, Case, cut, with_values
 from tests.bad_inputs.train_data import DIGITS, NPZ, arrays, npz
 
 PIXELS = np.arange(64, dtype=np.uint8).reshape(8, 8)
@@ -13,10 +13,10 @@ COLOUR = np.stack([PIXELS] * 3, axis=-1)
 SHARE = NPZ + '--config.data.validation_share=0 '
 
 
-def png(array=PIXELS):
+def png(array=PIXELS, kind='png'):
     """Returns an image file."""
     file = io.BytesIO()
-    Image.fromarray(array).save(file, 'png')
+    Image.fromarray(array).save(file, kind)
     return file.getvalue()
 
 
@@ -40,6 +40,12 @@ def forecast(override, *says, header='x', rows='1\n' * 20):
 def splits(train, validation, **more):
     """Returns a function that makes a case with a training split and a validation split."""
     return lambda *says: Case(SHARE, says, {**npz(**train), **npz('validation', **validation)}, **more)
+
+
+def text(content, *says, flags=''):
+    """Returns a case in which a language model is trained on one file."""
+    return Case('--config={root}/configs/shakespeare_char.py --workdir={new} --config.data.file={here}/x.txt ' + flags,
+                says, {'x.txt': content})
 
 
 def seen(content, *says):
@@ -108,9 +114,51 @@ TRAIN = [
     Case(NPZ + '--config.data.missing=drop', 'config.data.missing', csv('a,0,1,0', 'b,0,,1')),
     Case(SHARE, ('validation.csv: inputs: example 0 has the shape (3, 1)', 'at most 2 steps'),
          csv('a,0,1,0', 'a,1,1,0', 'b,0,2,1') | csv('a,0,1,0', 'a,1,1,0', 'a,2,2,0', name='validation')),
+    arrays({'data/train.csv': 'series;x;target\na;1;0\n'}, "train.csv:1: the columns are separated by ';'"),
+    arrays({'data/train.csv': 'series\tx\ttarget\na\t1\t0\n'}, "train.csv:1: the columns are separated by '\\t'"),
+    arrays({'data/train.csv': ',series,x,target\n0,a,1,0\n'}, 'train.csv:1: column 1 has no name', 'index=False'),
+    arrays({'data/train.csv': 'a,1,0\nb,2,1\n'}, "train.csv:1: column 'series' is missing"),
+    arrays({'data/train.csv': 'series,x,target\n'.encode('utf-16')}, 'train.csv:1: not UTF-8'),
+    arrays({'data/train.csv': b'PK\3\4\x14\0\6\0' + bytes(range(256))}, 'train.csv:1: '),
+    arrays(csv(',0,1,0', 'b,0,2,1'), 'train.csv:2: the cell of column series is empty'),
+    arrays(csv('a,0,"1,5",0'), "train.csv:2: x is '1,5', not a number. Write 1234.5"),
+    arrays(csv('a,0,5%,0'), "train.csv:2: x is '5%', not a number"),
+    arrays(csv('a,0,0x1F,0'), "train.csv:2: x is '0x1F', not a number"),
+    arrays(csv('a,0,True,0'), "train.csv:2: x is 'True', not a number"),
+    Case(NPZ + '--config.data.missing=mean', "train.csv:2: x is 'inf', not a number", csv('a,0,inf,0', 'b,0,2,1')),
+    arrays(csv('a,inf,1,0', 'a,2,2,0'), "train.csv:2: time is 'inf', not a date"),
+    arrays(csv('a,2024-01-01T00:00Z,1,0', 'a,2024-01-01T00:00,2,0'), "is also at line 2"),
+    arrays(csv('a,0,1,', 'b,0,2,'), "train.csv:2: target is '', not a number. Each series needs a target"),
+    arrays(csv('a,0,1,0.5', 'b,0,2,1'), 'class 0.5 of example 0 (train.csv:2)', 'Use task=regression'),
+    arrays(csv('a,0,1,0'), 'validation_share=0.1: too large, because too few of 1 distinct inputs'),
+    forecast('seed=0', "series.csv:2: x is 'one', not a number", rows='one\n'),
+    forecast('seed=0', 'series.csv has a header but no rows', rows=''),
+    # Texts
+    *(text(content, "x.txt' is empty, or has only white space. Use a file with text") for content in ('', ' \n\n')),
+    text(b'\xef\xbb\xbf', "x.txt' is empty"),
+    text('x', 'the train split has no text', 'Use files with more text'),
+    text('one\n'.encode('utf-16'), 'x.txt:1: not UTF-8 (byte 0xff at column 1)'),
+    text(b'one\ncaf\xe9\n', 'x.txt:2: not UTF-8'),
+    text(b'one\xed\xa0\x80', 'x.txt:1: not UTF-8'),
+    text(b'%PDF-1.7\n%\xe2\xe3\n', 'x.txt:2: not UTF-8'),
+    text('one two\n' * 50, 'config.data.validation_share=0.0: must be above 0',
+         flags='--config.data.validation_share=0'),
+    text('one two\n' * 50, 'config.data.context=128: must be at most model.max_length=64',
+         flags='--config.data.context=128'),
+    text('one two\n' * 50, "config.data.documents='page': must be one of", flags='--config.data.documents=page'),
+    text('one two\n' * 50, 'vocab_size=10: must be above 260',
+         flags='--config.data.tokenizer.kind=bpe --config.data.tokenizer.vocab_size=10'),
+    text('one two\n' * 50, 'vocab_size=100000: too large for this text',
+         flags='--config.data.tokenizer.kind=bpe --config.data.tokenizer.vocab_size=100000'),
     # Folders of images
     Case(SHARE, ('validation/a/2.png cannot be read as an image',), pngs(**{'a/2.png': b'text'})),
     Case(SHARE, ('validation/a/2.png cannot be read as an image',), pngs(**{'a/2.png': cut(png())})),
+    Case(SHARE, ('validation/a/2.png cannot be read as an image', 'Repair or remove'), pngs(**{'a/2.png': LOOP})),
+    Case(SHARE, (r"is 'b\n'. The name of a class must be one line", r"example 2 ('b\n/1.png')"),
+         pngs(**{'b\n/1.png': png()})),
+    Case(SHARE, '2.tif has more than 8 bits per channel (mode F)',
+         pngs(**{'a/2.tif': png(np.float32(PIXELS), 'tiff')})),
+    Case(SHARE + '--config.data.image_size=1', 'does not divide inputs of 1 x 1', pngs()),
     Case(SHARE, ('validation/a/2.png has 4 x 8 pixels', 'config.data.image_size'),
          pngs(**{'a/2.png': png(PIXELS[:, :4])})),
     Case(SHARE, ('validation/b/2.png is a colour image',), pngs(**{'b/2.png': png(COLOUR)})),

@@ -92,6 +92,8 @@ def test_base_is_possible():
     ({'parallel.mode': 'pmap', 'parallel.fsdp': 2}, 'parallel.fsdp'),
     ({'optimizer.schedule': 'cosine', 'optimizer.warmup': 1, 'train.steps': 1}, 'train.steps'),
     ({'train.steps': 0}, 'train.steps'),
+    ({'task': 'language_model', 'model.kind': 'language_model', 'data.source': 'files', 'data.file': 'a.txt',
+      'data.validation_share': 0.0}, 'data.validation_share'),
     ({'task': 'parsing'}, 'task'),
     ({'task': 'language_model'}, 'task'),
     ({'model.kind': 'lstm'}, 'model.kind'),

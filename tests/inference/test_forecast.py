@@ -32,29 +32,45 @@ def data(tmp_path_factory):
     return InMemory(ConfigDict({'data': options(**SETTINGS), 'seed': 0, 'batch': {'rows': 4}}), None)
 
 
-@pytest.fixture(scope='module')
-def model(data):
+def forecaster_of(data, horizon):
+    """Returns a forecaster with random parameters and patches of 2 steps."""
     module = forecaster.Forecaster(BlockConfig(d_model=8, d_ff=12, num_heads=2, dropout=0.0, norm='pre',
                                                position='learned'), num_layers=1, patch=2)
-    params = random_params(module, jnp.zeros((1, 6, 2)), jnp.zeros((1, 4, 2)))
-    return Forecaster(module, params, dataclasses.replace(data.arrays.form, latest=True), horizon=4, season=3)
+    params = random_params(module, jnp.zeros((1, 6, 2)), jnp.zeros((1, horizon, 2)))
+    names = tuple(f'{name}+{step}' for step in range(1, horizon + 1) for name in 'xy')
+    scale = data.arrays.preprocessing
+    scale = dataclasses.replace(scale, target_mean=scale.input_mean * horizon, target_std=scale.input_std * horizon)
+    form = dataclasses.replace(data.arrays.form, latest=True, targets=names, preprocessing=scale)
+    return Forecaster(module, params, form, horizon=horizon, season=3)
 
 
-def test_each_patch_of_a_forecast_is_read_by_the_next_prediction(model):
+@pytest.fixture(scope='module')
+def model(data):
+    return forecaster_of(data, SETTINGS['horizon'])
+
+
+@pytest.mark.parametrize('horizon', [2, 4, 8])
+def test_each_patch_of_a_forecast_is_read_by_the_next_prediction(data, horizon):
+    model = forecaster_of(data, horizon)
     contexts = model.form.prepare(SERIES[None, :10])
     scaled = model.preprocessing.inputs(contexts)
     forecast = np.zeros((1, 0, 2), np.float32)
-    while forecast.shape[1] < 4:  # a longer input in each pass: no step is read before it is predicted
-        read = np.pad(forecast, ((0, 0), (0, 4 - forecast.shape[1]), (0, 0)), constant_values=7.0)
+    while forecast.shape[1] < horizon:  # a longer input in each pass: no step is read before it is predicted
+        read = np.pad(forecast, ((0, 0), (0, horizon - forecast.shape[1]), (0, 0)), constant_values=7.0)
         outputs = model.module.apply({'params': model.params}, jnp.asarray(scaled),
-                                     jnp.asarray(read)).reshape(1, 4, 2)
+                                     jnp.asarray(read)).reshape(1, horizon, 2)
         forecast = outputs[:, :forecast.shape[1] + 2]
     expected = forecast * np.array(model.preprocessing.input_std) + np.array(model.preprocessing.input_mean)
     predictions = model.predict(SERIES[None, :10])
-    np.testing.assert_allclose(predictions.values, expected.reshape(1, 8), rtol=1e-5)
-    assert list(predictions[0].values) == ['x+1', 'y+1', 'x+2', 'y+2', 'x+3', 'y+3', 'x+4', 'y+4']
-    np.testing.assert_allclose(model.seen(predictions[0])[6:].ravel(), predictions.values[0, :4], rtol=1e-5)
-    assert model.attention(predictions[0])['encoder'].shape == (1, 2, 4, 4)
+    np.testing.assert_allclose(predictions.values, expected.reshape(1, -1), rtol=1e-5)
+    np.testing.assert_allclose(model.seen(predictions[0])[6:].ravel(), predictions.values[0, :-4], rtol=1e-5)
+    assert model.attention(predictions[0])['encoder'].shape == (1, 2, 2 + horizon // 2, 2 + horizon // 2)
+
+
+def test_the_values_of_a_forecast_have_the_names_of_their_channels_and_steps(data, model):
+    assert data.arrays.form.targets == model.form.targets
+    assert list(model.predict(SERIES[None, :10])[0].values) == [
+        'x+1', 'y+1', 'x+2', 'y+2', 'x+3', 'y+3', 'x+4', 'y+4']
 
 
 def test_values_inside_a_forecast_can_be_read(model):

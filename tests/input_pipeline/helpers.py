@@ -1,14 +1,22 @@
 """Functions that several tests of data sets use."""
 
+import gzip
+
 import jax
 import numpy as np
 from ml_collections import ConfigDict
+from PIL import Image
 
+from input_pipeline.arrays import ArrayData, open_arrays
 from input_pipeline.batches import Part
+from input_pipeline.examples import Examples
+from input_pipeline.input_format import InputFormat
+from input_pipeline.preprocessing import Preprocessing
 
 SPLITS = ('train', 'validation', 'test')
 INPUTS = np.random.default_rng(0).normal(3, 2, (10, 7, 2))
 CLASSES = np.arange(10) % 4
+SERIES = InputFormat((7, 2), Preprocessing([0.0, 0.0], [1.0, 1.0], None, None), ('0', '1'))
 SETTINGS = {'kind': 'bpe', 'vocab_size': 300, 'split_digits': False, 'normalization': 'identity', 'joint': True}
 
 
@@ -36,3 +44,46 @@ def assert_filled_up(plan, step, shares, accumulate, processes):
 def stores(cache):
     """Returns the entries of the cache, complete or not."""
     return sorted(cache.glob('tokens/*'))
+
+
+def read(folder, split='train', labelled=True, **changes):
+    data = open_arrays(options(dir=str(folder), **changes), labelled)
+    return data.inputs(split), data.targets(split)
+
+
+def write_npz(folder, **arrays):
+    for split in SPLITS:
+        np.savez(folder / f'{split}.npz', **arrays)
+
+
+def write_csv(folder, *lines, split=None, suffix=''):
+    for name in [split] if split else SPLITS:
+        content = ''.join(f'{line}\n' for line in lines).encode()
+        (folder / f'{name}.csv{suffix}').write_bytes(gzip.compress(content) if suffix else content)
+
+
+def save_image(path, array, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path, **options)
+
+
+def in_memory(inputs, targets, labelled=True, **others):
+    """A data set whose splits are the same unless `others` has them."""
+    return ArrayData(lambda split: Examples(*others.get(split, (inputs, targets)), where=f'file of {split}'), labelled)
+
+
+def images(count=21, side=6, channels=1):
+    """Each holds its number, in a corner alone: random places are seen."""
+    array = np.zeros((count, side, side, channels), np.uint8)
+    array[:, 0, 0, 0] = np.arange(count) + 1
+    return array
+
+
+def image_data(count=21, **sizes):
+    return in_memory(images(count, **sizes), np.arange(count) % 3)
+
+
+def float64_standardised(raw):
+    wide = raw.astype(np.float64)
+    axes = tuple(range(raw.ndim - 1))
+    return (wide - wide.mean(axis=axes)) / wide.std(axis=axes)

@@ -1,0 +1,119 @@
+"""Folders of images, and the inputs of a prediction."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from input_pipeline.array_files import read_inputs
+from input_pipeline.arrays import open_arrays
+from input_pipeline.input_format import InputFormat
+from input_pipeline.preprocessing import Preprocessing
+from runtime.errors import UserError
+from tests.input_pipeline.helpers import (
+    CLASSES,
+    INPUTS,
+    SERIES,
+    SPLITS,
+    options,
+    read,
+    save_image,
+    write_csv,
+    write_npz,
+)
+
+COLOUR = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)
+
+
+def test_class_folders_without_folders_of_splits_are_divided(tmp_path):
+    for number in range(24):
+        save_image(tmp_path / 'ab'[number % 2] / 'more' / f'{number}.png', COLOUR[..., 0] + np.uint8(number))
+    (tmp_path / 'a' / 'notes.txt').write_text('not an image')
+    (tmp_path / '.hidden').mkdir()
+    save_image(tmp_path / '.hidden' / 'x.png', COLOUR)
+    save_image(tmp_path / 'a' / '._x.png', COLOUR)
+    data = open_arrays(options(dir=str(tmp_path)), labelled=True)
+    assert data.classes == ['a', 'b'] and [len(data.targets(split)) for split in SPLITS] == [12, 6, 6]
+    assert data.inputs('train').shape == (12, 5, 4, 1) and data.inputs('train').dtype == np.uint8
+
+
+def test_images_of_all_kinds_become_bytes(tmp_path):
+    grey, transparent = COLOUR[..., 0], np.concatenate([COLOUR, COLOUR[..., :1]], axis=-1)
+    save_image(tmp_path / 'train/a/1.png', COLOUR)
+    save_image(tmp_path / 'train/a/2.PNG', transparent)
+    save_image(tmp_path / 'train/b/3.bmp', grey)
+    palette = Image.fromarray(COLOUR).quantize(20)
+    palette.save(tmp_path / 'train/b/4.gif')
+    images, _ = read(tmp_path, validation_share=0.0)
+    np.testing.assert_array_equal(images[:2], [COLOUR, COLOUR])
+    np.testing.assert_array_equal(images[2], np.repeat(grey[..., None], 3, axis=-1))
+    np.testing.assert_array_equal(images[3], palette.convert('RGB'))
+
+
+def test_images_are_scaled_and_cropped_to_squares(tmp_path):
+    save_image(tmp_path / 'train/a/1.png', np.full((8, 4, 3), 7, np.uint8))
+    save_image(tmp_path / 'train/b/2.png', np.full((3, 9, 3), 9, np.uint8))
+    with pytest.raises(UserError, match=r'2\.png has 9 x 3 pixels, but .*1\.png has 4 x 8\. Set config\.data\.image_s'):
+        read(tmp_path, validation_share=0.0)
+    data = open_arrays(options(dir=str(tmp_path), image_size=6, validation_share=0.0), labelled=True)
+    assert data.inputs('train').shape == (2, 6, 6, 3) and data.form.resized
+    assert data.inputs('train')[:, 3, 3, 0].tolist() == [7, 9]
+    names, images = read_inputs(str(tmp_path / 'train'), data.form)
+    assert names == ['a/1.png', 'b/2.png'] and images.shape == (2, 6, 6, 3)
+
+
+@pytest.mark.parametrize('write, message', [
+    (lambda path: path.write_bytes(b'no image'), r'test/a/x\.png cannot be read as an image'),
+    (lambda path: path.write_bytes(path.read_bytes()[:60]), r'test/a/x\.png cannot be read as an image'),
+    (lambda path: path.write_bytes(b''), r'test/a/x\.png cannot be read as an image: .*Repair or remove the file'),
+    (lambda path: (path.parent / 'y.png').symlink_to('none.png'), r'test/a/y\.png cannot be read as an image'),
+    (lambda path: save_image(path, COLOUR[:4]), r'test/a/x\.png: images|test.*\(4, 4, 3\)'),
+    (lambda path: Image.fromarray(np.arange(20, dtype=np.uint16).reshape(5, 4)).save(path), 'more than 8 bits per cha'),
+])
+def test_images_that_cannot_be_used_are_named(tmp_path, write, message):
+    for split in 'train', 'test':
+        save_image(tmp_path / split / 'a/x.png', COLOUR)
+    write(tmp_path / 'test/a/x.png')
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, 'test', validation_share=0.0)
+
+
+def test_a_colour_image_among_greyscale_images_is_refused(tmp_path):
+    save_image(tmp_path / 'train/a/x.png', COLOUR[..., 0])
+    save_image(tmp_path / 'test/a/x.png', COLOUR)
+    with pytest.raises(UserError, match=r'test/a/x\.png is a colour image \(RGB\), but the training images are grey'):
+        read(tmp_path, 'test', validation_share=0.0)
+
+
+def test_image_size_is_only_for_folders_of_images(tmp_path):
+    write_npz(tmp_path, inputs=INPUTS, targets=CLASSES)
+    with pytest.raises(UserError, match=r'image_size=8 is only for folders of images, but .* has train\.npz'):
+        read(tmp_path, image_size=8)
+
+
+# Inputs of a prediction
+
+def test_inputs_are_read_from_a_folder_an_image_a_table_and_an_archive(tmp_path):
+    for name in 'x.png', 'y/z.png':
+        save_image(tmp_path / 'images' / name, COLOUR)
+    pictures = InputFormat((5, 4, 3), Preprocessing([127.5] * 3, [127.5] * 3, None, None), ('0',), encoding='bytes',
+                           dtype='uint8')
+    names, images = read_inputs(str(tmp_path / 'images'), pictures)
+    assert names == ['x.png', 'y/z.png']
+    np.testing.assert_array_equal(images, [COLOUR, COLOUR])
+    path = str(tmp_path / 'images/x.png')
+    assert read_inputs(path, pictures)[0] == [path]
+    write_csv(tmp_path, 'series,y,time,x', 'a,1,1,2', 'b,3,1,4', 'a,5,0,6', 'b,7,0,8', split='new')
+    table = InputFormat((2, 2), Preprocessing([0.0] * 2, [1.0] * 2, None, None), ('0',), channels=('x', 'y'))
+    names, series = read_inputs(str(tmp_path / 'new.csv'), table)
+    assert names == ['a', 'b']
+    np.testing.assert_array_equal(series, [[[6, 5], [2, 1]], [[8, 7], [4, 3]]])
+    for path, form, message in ((tmp_path / 'images', table, 'images, but the model reads series'),
+                                (tmp_path / 'new.csv', pictures, 'was not trained on tables.* or images'),
+                                (tmp_path / 'new.csv', SERIES, 'was not trained on tables'),
+                                (tmp_path / 'none.png', pictures, r'none\.png cannot be read as an image'),
+                                (tmp_path / 'none', pictures, 'is not a file. Use a folder of images')):
+        with pytest.raises(UserError, match=message):
+            read_inputs(str(path), form)
+    (tmp_path / 'empty').mkdir()
+    with pytest.raises(UserError, match='empty has no images'):
+        read_inputs(str(tmp_path / 'empty'), pictures)
