@@ -26,7 +26,10 @@ from model import Params
 
 FEWEST = 16  # minimum number of rows of a batch that shrinks
 SHARE = 32  # minimum number of rows for each thread
-ROOM = 32  # number of steps in the first cache
+# Number of steps in the first cache. A step reads the whole cache, so the cache is small at first. With 16 steps, beam
+# search with configs/multi30k.py takes 0.91 of the time for 32 steps. With 8 steps, it takes 0.90 of the time, but more
+# programs are compiled.
+ROOM = 16
 
 
 class Batch(NamedTuple):
