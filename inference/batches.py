@@ -60,6 +60,18 @@ def threads_for(batch_size: int) -> int:
     return max(1, min(_cores(), batch_size // SHARE)) if one_cpu else 1
 
 
+def rows_per_thread(batch_size: int, threads: int, count: int) -> int:
+    """Returns the number of rows in a batch of each thread, for `count` sentences.
+
+    The rows of `batch_size` are divided among the threads. For few sentences, a thread has fewer rows, but at least
+    SHARE rows, so that no thread searches all sentences while the other threads are idle.
+    """
+    rows = -(-batch_size // threads)
+    while threads > 1 and rows // 2 >= SHARE and rows // 2 * threads >= count:
+        rows //= 2
+    return rows
+
+
 def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], batches: Sequence[Sequence[int]],
                     threads: int) -> Iterator[Hypotheses]:
     """Yields the result of `find` for each batch of rows, in order. `threads` batches are searched at the same time."""
