@@ -45,8 +45,8 @@ test: $(VENV)/installed  ## Run the tests
 test-all: $(VENV)/installed  ## Run also the tests that take minutes, such as those of several processes
 	$(VENV)/bin/python -m pytest -m 'not browser' $(IN_ORDER)
 
-test-slow: $(VENV)/installed  ## Run only the tests that make test leaves out
-	$(VENV)/bin/python -m pytest -m slow $(IN_ORDER)
+test-slow: $(VENV)/installed  ## Run only the slow tests, except those of make test-interchange
+	$(VENV)/bin/python -m pytest -m 'slow and not interchange' $(IN_ORDER)
 
 test-newest:  ## Run the tests with the newest versions that pyproject.toml allows
 	rm -f build/newest/installed
@@ -60,9 +60,8 @@ test-oldest:  ## Run the tests with the oldest versions that pyproject.toml allo
 interchange: $(VENV)/installed  ## Install PyTorch and the libraries that exchange models
 	$(INSTALL) '.[test-interchange]'
 
-test-interchange: interchange  ## Test against these libraries
-	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/interchange tests/model/test_torch.py \
-		tests/training/test_trackers.py
+test-interchange: interchange  ## Run the tests that need these libraries
+	$(VENV)/bin/python -m pytest -m interchange
 
 # In a separate environment, because every program that finds libtpu looks for a TPU when it starts, and complains.
 test-plan:  ## Compile the recipes for TPUs, without one, and check their memory and traffic

@@ -42,7 +42,7 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
 
     A script calls this after it defines its flags and before it imports slow libraries. After this call, the project's
     log (the logger 'allyouneed') goes to stderr, and only results go to stdout. Garbage collection is disabled until
-    `run_script`. Otherwise the collector would examine the objects of the libraries again and again, although they are
+    `run_script`. Otherwise the collector would examine the objects of the libraries again and again, although these are
     never freed. This would take a quarter of the time of the imports.
 
     Args:
@@ -67,7 +67,7 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
             sys.exit(0)
         arguments = _parse(sys.argv)
         if len(arguments) > (2 if takes else 1):
-            raise UserError(f'unexpected argument {arguments[-1]!r}: options are flags, --name=value')
+            raise UserError(f'unexpected argument {arguments[-1]!r}. Write options as flags, --name=value')
         if takes and len(arguments) < 2:
             raise UserError(f'{takes} is missing. See --help')
         _arguments = arguments

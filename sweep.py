@@ -148,7 +148,8 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, to
                     log.info('%d of %d: %s', ended, total,
                              ', '.join(filter(None, [f'{job.name} finished', progress.scores(job.name)])))
                 elif status in STOPPED:
-                    log.info('%d of %d: run %s was interrupted. The same command resumes it', ended, total, job.name)
+                    log.info('%d of %d: run %s was interrupted. The same command resumes the run',
+                             ended, total, job.name)
                 else:
                     log.error('%d of %d: %s failed, %s. The end of %s:\n%s', ended, total, job.name,
                               job.failure.read_text().strip(), job.log, last_lines(job.log))

@@ -5,9 +5,9 @@
 After an interruption, run the same command again. Training resumes where it stopped. On the same machine, the final
 parameters are the same, bit for bit, as without the interruption.
 
-Exit status: 0 if training is finished. 2 after an error, which the last lines on stderr explain. 75 (EX_TEMPFAIL) if
-training has saved and stopped because of SIGTERM or SIGINT. In this case, run the same command again. 130 or 143 if a
-second such signal stopped training immediately.
+Exit status: 0 if training is finished. 2 after an error, with an explanation on stderr. 75 (EX_TEMPFAIL) if training
+has saved and stopped because of SIGTERM or SIGINT. In this case, run the same command again. 130 or 143 if a second
+such signal stopped training immediately.
 """
 
 import logging
@@ -27,7 +27,7 @@ with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe: a file in configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory. It is created, or resumed if it has this config.')
 COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'For several processes: HOST:PORT of process 0. On '
-                                  'Slurm, TPU pods and GKE, leave out this flag, --num_processes and --process_id.')
+                                  'Slurm, TPU pods and GKE, do not set this flag, --num_processes or --process_id.')
 PROCESSES = flags.DEFINE_integer('num_processes', None, 'For several processes: the number of processes.')
 PROCESS = flags.DEFINE_integer('process_id', None, 'For several processes: the number of this process, from 0.')
 PATIENCE = flags.DEFINE_integer('patience', 300, 'For several processes: seconds to wait for a missing or slow '

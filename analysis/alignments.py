@@ -29,8 +29,8 @@ class Head:
     """A head of the cross-attention from which alignments are read.
 
     Attributes:
-      layer: the number of the layer, from 0.
-      head: the number of the head, from 0; None: the mean of all heads.
+      layer: the index of the layer.
+      head: the index of the head; None: the mean of all heads.
       shift: 'output' uses the weights of the step that predicts a target token. 'input' uses the weights of the next
         step, which reads this token (Chen et al. 2020, arXiv:2004.14837).
     """
@@ -92,7 +92,7 @@ def best_head(run: Run, sentences: int = SENTENCES) -> Head:
 
 
 def chosen_head(look: str, model: Translator) -> Head:
-    """Returns the head that --look=cross:LAYER[:HEAD] names. LAYER and HEAD are numbers from 1; HEAD may be 'mean'.
+    """Returns the head that --look=cross:LAYER[:HEAD] names. LAYER and HEAD are counted from 1; HEAD may be 'mean'.
 
     Raises:
       UserError: if the head does not exist.
@@ -100,8 +100,8 @@ def chosen_head(look: str, model: Translator) -> Head:
     shape = _cross(model, model.forced_all([('a', 'a')])[0]).shape
     numbers = cross_head(look, *shape[:2])
     if numbers is None:
-        raise UserError(f'look={look!r}: an alignment needs cross:LAYER:HEAD, with LAYER from 1 to {shape[0]} and HEAD '
-                        f'from 1 to {shape[1]}, or mean')
+        raise UserError(f'look={look!r}: not allowed for an alignment. Use cross:LAYER:HEAD or mean. LAYER is from 1 '
+                        f'to {shape[0]}, and HEAD is from 1 to {shape[1]}')
     return Head(*numbers)
 
 

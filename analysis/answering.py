@@ -174,7 +174,7 @@ def predict_file(request: Request, model: Predictor, options: SearchOptions, pag
     names, inputs = read_inputs(request.input or '', model.form)
     named = request.format == 'tsv' or any(names)  # examples of an .npz file have no names
     names = [name or str(index) for index, name in enumerate(names)]
-    predictions = model.answer_raw(inputs, options.batch_size, names)
+    predictions = model.predict_raw(inputs, options.batch_size, names)
     with open_output(request.output) as output:
         if request.format == 'tsv':
             header = model.form.targets if model.classes is None else ('class', 'probability')
@@ -212,7 +212,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 other_outputs: Sequence[str] | None) -> dict[str, Any]:
     """Writes the scores to RUN/results/SPLIT.json, and examples with answers to SPLIT.tsv. Returns the scores.
 
-    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. The files of an edited model are
+    The files of an ensemble are SPLIT.ensemble.json and .tsv in the first run. The files of an edited model are
     SPLIT.edited.json and .tsv. `other_outputs` are the translations of the run in --compare.
     """
     results, table = run.model.score(data, split, run.config, options)
@@ -247,7 +247,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(request.picture_count, request.explain_count if page else 0)]
-        predictions = run.model.answer_raw(inputs, options.batch_size)
+        predictions = run.model.predict_raw(inputs, options.batch_size)
         draw_examples(request, run.model, predictions)
         explain_examples(run.model, predictions, page, map(run.model.named_target, data.arrays.targets(split)))
         if request.draws_attention and run.model.classes:

@@ -212,7 +212,7 @@ def gradient_times_input(text: Text, measure: Measure) -> dict[str, Any]:
 
 
 def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
-    """Returns the integral of gradient times input along a path from embeddings 0 to the embeddings of the text.
+    """Returns the integral of gradient times input along a path from zero embeddings to the embeddings of the text.
 
     At each point of the path, all embeddings of source and prefix are multiplied by the same number, from 0 to 1. The
     contributions to a prediction add up to the difference of the outputs at the ends of the path (Sundararajan et al.
@@ -308,14 +308,14 @@ def rollout(weights: Weights) -> Float[np.ndarray, 'prefix token']:
 def flow(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     """Returns attention flow: the maximum flow from an output to a token (Abnar and Zuidema 2020, arXiv:2005.00928).
 
-    The network has the attention weights and the residual connections of `rollout` as capacities of its edges.
+    The capacities of the edges are the attention weights and the residual connections of `rollout`.
     """
     from scipy.sparse import csr_array  # imported here, because the import is slow
     from scipy.sparse.csgraph import maximum_flow
     tokens, edges = weights.source + weights.prefix, []
 
     def add(queries, keys, part):
-        """Adds the nodes of a sublayer. The nodes `queries` are its inputs, and attend to the nodes `keys`."""
+        """Adds the nodes of a sublayer. The nodes `queries` are the inputs of the sublayer, and attend to `keys`."""
         begin = count[0]
         nodes = np.arange(begin, begin + len(queries))
         count[0] += len(queries)

@@ -1,7 +1,7 @@
 """Explains the answers of a model for sentences or images, as plain data and as one self-contained web page.
 
 An `Explanation` holds the tokens, the attention of every layer and head, the probability of each token that the model
-wrote, and its hypotheses. `Page` writes many explanations into one HTML page. The script of the page (in
+wrote, and the hypotheses of the answer. `Page` writes many explanations into one HTML page. The script of the page (in
 explorer/) shows the explanations.
 """
 
@@ -262,7 +262,7 @@ def _json(value: Any) -> str:
 
 
 def _html(data: str) -> str:
-    """Returns the HTML page with the data. Its content security policy allows only the page's own script and style."""
+    """Returns the HTML page with the data. The page allows only its own script and style (content security policy)."""
     page, style, *script = ((PARTS / name).read_text('utf-8') for name in (
         'page.html', 'style.css', 'state.js', 'drawing.js'))
     template = page.replace('STYLE\n', style).replace('SCRIPT\n', '\n'.join(script))

@@ -1,7 +1,8 @@
 """The importance of attention heads (Michel et al. 2019, arXiv:1905.10650).
 
-Every head of every kind of attention has a gate. The output of a head is multiplied by its gate: a gate of 1 keeps the
-head, and a gate of 0 removes it. Gates are edits (inference/edits.py). New values of gates need no new compilation.
+Every head of every kind of attention has a gate. The output of the head is multiplied by the gate: a gate of 1 keeps
+the head, and a gate of 0 removes the head. Gates are edits (inference/edits.py). New values of gates need no new
+compilation.
 """
 
 import copy

@@ -66,7 +66,7 @@ def examples(run: Run, request: Request) -> list[Any]:
 
 
 def importance(run: Run, request: Request) -> Result:
-    """Returns the importance of each attention head for the references of a split."""
+    """Returns the importance of each attention head. The importance is measured on the references of a split."""
     heads = GatedHeads(run)
     values = heads.importance(examples(run, request))
     table = '\n'.join(f'{place:48}{head:4}{values[place][head]:12.4g}' for place, head in reversed(ranked(values)))

@@ -103,9 +103,10 @@ class Effects:
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def compiled(function: Callable[..., Any], module: Any, *static: Any) -> Callable[..., Any]:
-    """Returns jax.jit of `function` with the first arguments `module` and `static`, which must be hashable.
+    """Binds `module` and `static` to the first parameters of `function`, and returns jax.jit of the result.
 
-    Calls with equal arguments return the same function. So a program is compiled once for each shape of its inputs.
+    All arguments must be hashable. Calls with equal arguments return the same function. So a program is compiled once
+    for each shape of its inputs.
     """
     return jax.jit(functools.partial(function, module, *static))
 

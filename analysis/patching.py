@@ -59,7 +59,7 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
       places: names or patterns of places with the axis 'position'.
 
     Raises:
-      UserError: if there is no such place, or the sentences differ in their numbers of tokens.
+      UserError: if there is no such place, or the sentences differ in the number of tokens.
     """
     comparison = _Comparison(run, clean, corrupt, target, places)
     text, names, count = comparison.texts[1], list(comparison.values), len(comparison.pieces)
@@ -73,7 +73,7 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
 
 
 def _patched(module, names, params, inputs, targets, weights, new, number):
-    """Returns the log-probability of the target when row i has the value `new` at position i of place `number`."""
+    """Returns the log-probability of the target when row i has the value `new` at position i of `names[number]`."""
     def edit_of(name):
         def edited(value, at):
             rows = jnp.arange(len(value))
@@ -161,8 +161,8 @@ class _Comparison:
         self.values = {name: tuple(np.asarray(values[name].values) for values in both) for name in names}
         labels = [both[1][name].labels['position'] for name in names]
         if any(row != labels[0] for row in labels):
-            raise UserError(f'places={places}: the places of the encoder and of the decoder have different tokens. '
-                            'Make one map for the encoder and one map for the decoder')
+            raise UserError(f'places={places}: the places of the encoder and the places of the decoder belong to '
+                            'different texts. Make one map for the encoder and one map for the decoder')
         self.pieces = labels[0]
         self.log_probs = [text.log_prob() for text in self.texts]
 

@@ -26,7 +26,8 @@ from analysis.passes import (
     teacher_forced,
     text_of,
 )
-from inference.edits import Sizes, check_selection, matching, selected
+from inference.editor import check_selection, selected
+from inference.edits import Sizes, matching
 from inference.run import Run
 from runtime.errors import UserError
 
@@ -58,7 +59,7 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
         receivers count. Then, with the receiver 'decoder', the effect equals the effect of activation patching.
 
     Raises:
-      UserError: if there is no such place or head, or the sentences differ in their numbers of tokens.
+      UserError: if there is no such place or head, or the sentences differ in the number of tokens.
     """
     listed = run.places()
     sending, receiving = _nodes(senders, listed, 'senders'), _nodes(receivers, listed, 'receivers')

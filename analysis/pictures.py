@@ -130,7 +130,7 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
 
 def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndarray, '*space channels'],
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> 'Figure':
-    """Draws an image or a series. On top of it, draws the attention weights of the patches.
+    """Draws an image or a series, and the attention weights of the patches on top.
 
     The query is the class token. Without a class token, the weights are the mean over all patches as queries. Patches
     with large weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to its
@@ -256,7 +256,14 @@ def save_figure(figure: 'Figure', path: Path) -> None:
 
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
-    """Returns a figure and its `count` panels. `size` and `beside`, the width of a color bar, are in inches."""
+    """Returns a figure and its `count` panels.
+
+    Args:
+      count: the number of panels.
+      size: the width and height of a panel in inches.
+      columns: the number of columns of panels. 0 arranges the panels approximately in a square.
+      beside: the width in inches of a color bar to the right of all panels.
+    """
     from matplotlib.figure import Figure
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)

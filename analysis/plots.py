@@ -29,7 +29,7 @@ Point = tuple[RunRecord, Spread]  # the first run of a setting, and the metric o
 
 
 def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
-    """Plots a metric over the training steps. Runs that differ only in the seed are one line, the mean of these runs.
+    """Plots a metric over the training steps. Runs that differ only in the seed are one line, which shows their mean.
 
     With at most 6 lines, also plots the range over the seeds. `plot_varied` shows results of decode.py. Evaluations
     during training may measure the same metric in another way. Then the order of the runs may differ between the plots.

@@ -58,8 +58,8 @@ class Request:
                           '(length) or reference (target_length), or by the frequency of the rarest source word in '
                           'the training data (frequency).', BY)
     edit: str | None = flag(None, 'A JSON file of edits of the values inside the model (docs/inside.md).')
-    without: str | None = flag(None, 'Remove these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3, with KIND '
-                               'cross, encoder or decoder, and layers and heads from 1.')
+    without: str | None = flag(None, 'Remove these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3. KIND is '
+                               'cross, encoder or decoder. Layers and heads are counted from 1.')
     attention: bool = flag(False, 'With --format=jsonl, add the attention [layer][head][target][source].')
     pictures: str | None = flag(None, 'Folder for a PNG of the attention of each line or example.')
     picture_count: int = flag(100, 'The number of lines or examples that have a picture.')
@@ -190,8 +190,8 @@ class Request:
     def search_of(self, run: Any) -> Mapping[str, Any]:
         """Returns the flags of the search.
 
-        For images and series, --n_best is not an option of the search, but the number of classes in an answer. So it is
-        left out.
+        For images and series, --n_best is not an option of the search, but the number of classes in an answer. So the
+        result does not contain n_best.
         """
         classes = TASKS[run.config.task].answerer in PREDICTORS
         return {name: value for name, value in self.search.items() if not (classes and name == 'n_best')}

@@ -82,7 +82,7 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides]) -> d
             raise UserError(f'--sweep={file}, run {written(overrides)}: {error}') from None
         unique.setdefault(repr(flatten(changed)), overrides)
     if len(unique) < len(sweep):
-        log.info('%d duplicate runs of the sweep are left out', len(sweep) - len(unique))
+        log.info('skipping %d duplicate runs of the sweep', len(sweep) - len(unique))
     runs = list(unique.values())
     return dict(zip(run_names(runs, options), runs, strict=True))
 

@@ -1,7 +1,7 @@
 """Measures time and memory of a large corpus: python -m benchmarks.corpus [--pairs=5000000] [--folder=DIR] [--alone]
 
 Writes text files of generated pairs, learns subwords from these files, builds the token store, plans an epoch and takes
-batches, like train.py and with the settings of configs/wmt14_base.py. Prints a JSON line per phase, with seconds,
+batches, as train.py does with the settings of configs/wmt14_base.py. Prints a JSON line per phase, with seconds,
 target tokens per second, and the memory of the process in MiB. 'peak_mb' is the peak of the phase. 'own_mb' is the
 process's own memory at the end of the phase. 'mapped_mb' is the part of memory-mapped files that is in memory at the
 end of the phase. The system can free this part. 'workers_peak_mb' is the largest peak of a worker.

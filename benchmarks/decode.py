@@ -13,7 +13,8 @@ runs/multi30k). The search is greedy search, and then the beam search of the run
 sentences, from text to text. By default, there is a peer for each computation type that CTranslate2 supports on this
 processor. Each peer uses the faster number of workers. The first line describes the processor, with measured rates of
 matrix products. The lines of the systems contain 'bleu', and the lines with the ratio contain 'same_translations'.
-CTranslate2 has another length penalty than this project and stops earlier. So some of its translations differ.
+CTranslate2 has another length penalty than this project and stops earlier. So some translations of CTranslate2 differ
+from the translations of this project.
 
 Use a machine without other work, and compare only figures of the same run.
 """

@@ -118,8 +118,8 @@ def kind_of(line: Instruction, parts: list[Instruction], op_name: str, vocab_siz
 def place_of(op_name: str) -> str:
     """Returns the place in the model of an operation, from XLA's op_name.
 
-    The place of 'jit(train_step)/jvp(Transformer)/encoder/layers_0/norm/add' is 'encoder/layers/norm/add'. The names of
-    transformations, methods and the numbers of layers are left out, so that a place has the same name in all layers.
+    The place of 'jit(train_step)/jvp(Transformer)/encoder/layers_0/norm/add' is 'encoder/layers/norm/add'. The place
+    does not contain the names of transformations and methods, and the indices of layers. So it is equal in all layers.
     """
     parts = [re.sub(r'_\d+$', '', part) for part in op_name.split('/')
              if not re.match(r'(jit|jvp|transpose|vmap|checkpoint)\(|\w+\.\w+$|(while|body|closed_call)$', part)]

@@ -1,4 +1,4 @@
-"""The train step and the search of this project, prepared for benchmarks with the sizes of a workload."""
+"""The train step and the search of this project, for benchmarks. A workload sets their sizes."""
 
 import functools
 import time
@@ -52,7 +52,7 @@ def make_model(workload: Workload, dtype: str) -> Transformer:
 
 
 def train_program(workload: Workload, dtype: str) -> Program:
-    """Returns the train step of configs/base.py, compiled for one device like in training/compiled.py.
+    """Returns the train step of configs/base.py, compiled for one device as in training/compiled.py.
 
     Each call continues from the state of the previous call.
     """

@@ -1,8 +1,7 @@
 """Checks of a config. They run before data is read, a model is built or a file is written."""
 
-import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -10,14 +9,12 @@ from ml_collections import ConfigDict, config_flags
 
 from configs import recipes
 from configs.options import BY_NAME, DEFAULTS, decisive, flatten, kind_problem
-from configs.rules import rules
+from configs.rules import rules, warmup_steps
 from configs.tasks import TASKS
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 
 NO_CONFIG = '--config is missing. Set it to a recipe, for example --config=configs/demo.py'
 LONGEST = 200  # maximum number of characters of a value in a message
-
-log = logging.getLogger('allyouneed.train')
 
 
 def config_from(flag: flags.FlagHolder,
@@ -40,27 +37,13 @@ def config_from(flag: flags.FlagHolder,
         raise UserError(no_recipe(path))
     with faults_in(path):
         hasattr(flag.value, 'seed')  # ml_collections raises an OSError of the recipe only at the first access
-    shorten_warmup(flag.value, config_flags.get_override_values(flags.FLAGS['config']))
     problems = config_problems(flag.value)
+    if not problems and 'optimizer.warmup' in config_flags.get_override_values(flags.FLAGS['config']):
+        problems = warmup_problems(flag.value)
     problems += more(flag.value, problems)
     if problems:
         raise UserError('\n'.join(problems))
     return flag.value
-
-
-def shorten_warmup(config: ConfigDict, asked: Collection[str]) -> None:
-    """Reduces the warm-up of a cosine schedule to a tenth of the steps if it is not shorter than the training.
-
-    Logs a warning about the change. `asked` contains the options that the user set. If it contains the warm-up, the
-    warm-up is not changed.
-    """
-    if _misshapen(config) or 'optimizer.warmup' in asked or config.optimizer.schedule != 'cosine':
-        return
-    warmup, steps = config.optimizer.warmup, config.train.steps
-    if warmup >= steps > 1:
-        config.optimizer.warmup = max(1, steps // 10)
-        log.warning('config.optimizer.warmup=%d instead of %d, because the training has only %d steps. To choose '
-                    'another value, set config.optimizer.warmup', config.optimizer.warmup, warmup, steps)
 
 
 def no_recipe(path: str) -> str:
@@ -77,11 +60,23 @@ def check_config(config: ConfigDict) -> None:
         raise UserError('\n'.join(problems))
 
 
+def warmup_problems(config: ConfigDict) -> list[str]:
+    """Returns a message if the training would not use the warm-up of the config, because it is too long.
+
+    This is a problem only if the user set the warm-up.
+    """
+    warmup, steps = config.optimizer.warmup, config.train.steps
+    if warmup == warmup_steps(config.optimizer, steps):
+        return []
+    return [f'config.optimizer.warmup={warmup}: must be below train.steps={steps}, because the cosine begins after the '
+            'warmup']
+
+
 def config_problems(config: ConfigDict) -> list[str]:
     """Returns the message 'config.OPTION=VALUE: requirement' for each value that is not allowed.
 
     Each option has at most one message. The messages are in the order of the table of options. A problem that follows
-    from another problem is left out. For example, if the task is unknown, no option is reported as unused.
+    from another problem is not reported. For example, if the task is unknown, no option is reported as unused.
     """
     if problems := _misshapen(config):
         return problems

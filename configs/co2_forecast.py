@@ -6,7 +6,8 @@
 The data is in the package statsmodels (pip install statsmodels). Each forecast is based on the last two years. Training
 takes less than two minutes on 2 busy cores. The test error (MAE) of three seeds is 0.59 to 0.62 ppm. The errors of the
 naive forecast and of the seasonal-naive forecast are 2.68 and 1.79 ppm. CO2 rises every year. So a better simple
-forecast repeats the last year, and adds the rise since the year before. We computed its error separately: 1.12 ppm.
+forecast repeats the last year, and adds the rise since the year before. We computed the error of this forecast
+separately: 1.12 ppm.
 """
 
 from ml_collections import ConfigDict

@@ -5,10 +5,10 @@ docs/options.md (python -m tools.options_page) are made from this table. Default
 model (section 5), where the paper gives a value.
 
 Some options have an effect only for some models or tasks, or only with some values of other options. The field `only`
-of an option lists these models, tasks and values. In all other cases, it is an error to set the option. There are two
-exceptions, which may always be set, because one recipe or sweep may use several sources or position schemes:
-data.name (without effect on files and on built-in text) and model.max_length (without effect on positions that are not
-learned). In `only`, 'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
+of an option lists these models, tasks and values. In all other cases, it is an error to set the option. Two options may
+always be set, because one recipe or sweep may use several sources or position schemes: data.name (without effect on
+files and on built-in text) and model.max_length (without effect on positions that are not learned). In `only`,
+'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class Option:
 SECTIONS = {  # headings of docs/options.md
     '': 'Run', 'model': 'Model', 'model.recurrent': 'Model: rnnsearch', 'model.patches': 'Model: patches',
     'data': 'Data', 'data.splits': 'Data: names of the splits', 'data.tokenizer': 'Data: tokenizer', 'batch': 'Batches',
-    'optimizer': 'Optimizer', 'train': 'Training', 'parallel': 'Devices: the product of the sizes is their number',
+    'optimizer': 'Optimizer', 'train': 'Training', 'parallel': 'Devices: the product of the sizes is the device count',
     'eval': 'Evaluation', 'checkpoint': 'Checkpoints', 'track': 'Trackers of experiments',
     'decode': 'Decoding, by decode.py and the evaluation',
 }
@@ -105,8 +105,8 @@ OPTIONS = (
     Option('model.num_key_value_heads', 0, 'heads of keys and values, shared by groups of attention heads; 1: '
            'multi-query attention; 0: num_heads', Between(0, 10_000), STACKS),
     Option('model.attention_bias', 'none', "projections in attention that have a bias; 'none': no projection, as in "
-           "the paper, 'qkv': queries, keys and values, 'all': also the output", OneOf(('none', 'qkv', 'all')), STACKS),
-    Option('model.norm', 'post', "place of the layer norms; 'post': after each residual connection, as in the paper, "
+           "the paper; 'qkv': queries, keys and values; 'all': also the output", OneOf(('none', 'qkv', 'all')), STACKS),
+    Option('model.norm', 'post', "place of the layer norms; 'post': after each residual connection, as in the paper; "
            "'pre': before each sublayer", OneOf(('post', 'pre')), STACKS),
     Option('model.norm_function', 'layer_norm', "function of the layer norms; the paper uses 'layer_norm'",
            OneOf(('layer_norm', 'rms_norm')), STACKS),
@@ -128,7 +128,7 @@ OPTIONS = (
            "'llama3': only the slow pairs turn slower", OneOf(('none', 'linear', 'llama3')), ROTARY),
     Option('model.rotary_factor', 1.0, 'rotary: factor by which pairs turn slower', Between(1, 1_000_000),
            ROTARY | {'model.rotary_scaling': ('linear', 'llama3')}),
-    Option('model.rotary_original_length', 8192, 'rotary: length of the training texts before the scaling, tokens',
+    Option('model.rotary_original_length', 8192, 'rotary: length in tokens of the training texts before the scaling',
            Between(1, 1_000_000_000), ROTARY | {'model.rotary_scaling': ('llama3',)}),
     Option('model.window', 0, 'self-attention sees only positions at a distance below this number: earlier positions, '
            'and in an encoder also later positions; 1: only the position itself; 0: all', Between(0, 1_000_000),
@@ -189,13 +189,13 @@ OPTIONS = (
            'test sets', NAMES, SPLIT_FILES, resume=''),
     Option('data.seed', 0, 'seed of the generated data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
-    Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces in which plain spaces replace the '
-           'no-break spaces, as people type them', FRACTION, PAIRS | {'data.source': ('builtin',)}),
+    Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces that get plain spaces instead, '
+           'because people type plain spaces', FRACTION, PAIRS | {'data.source': ('builtin',)}),
     Option('data.source_lang', 'en', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
     Option('data.target_lang', 'fr', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
-    Option('data.max_length', 128, 'maximum length of a sentence, tokens; longer pairs are not used for training, '
+    Option('data.max_length', 128, 'maximum length of a sentence in tokens; longer pairs are not used for training; '
            'longer inputs are truncated', Between(1, 1_000_000), PAIRS),
-    Option('data.file', '', 'one file for all splits: a text, instead of data.dir, or a table of series to forecast',
+    Option('data.file', '', 'one file for all splits: a text (instead of data.dir), or a table of series to forecast',
            FILE, {'task.data': ('documents', 'series'), 'data.source': ('files',)}, resume=SAME_DATA),
     Option('data.documents', 'file', "the text of a document: a 'file', a 'line', or all lines up to a 'blank_line'",
            OneOf(('file', 'line', 'blank_line')), DOCUMENTS | {'data.source': ('files',)}),
@@ -217,8 +217,8 @@ OPTIONS = (
     Option('data.missing', 'error', "series: missing values (NaN, or empty cells) are an 'error', or get the 'mean' of "
            'the channel; steps without any value are hidden from the model', OneOf(('error', 'mean')),
            EXAMPLES | {'data.source': ('files',)}),
-    Option('data.mixup', 0.0, 'in training, mix each example and its class with another example of the batch (mixup, '
-           'Zhang et al. 2018), with shares that are drawn from Beta(mixup, mixup), such as 0.2; 0: none',
+    Option('data.mixup', 0.0, 'in training, mix each example and its class with another example of the batch (Zhang '
+           'et al. 2018); the shares are drawn from Beta(mixup, mixup), such as Beta(0.2, 0.2); 0: none',
            Between(0, 100), {'task.data': ('classes',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
@@ -242,7 +242,7 @@ OPTIONS = (
            {'task.data': ('documents', 'classes', 'values', 'series')}),
 
     Option('optimizer.schedule', 'paper',
-           "learning-rate schedule; 'inverse_sqrt': 'paper', but set by its peak, 'cosine': decays until train.steps",
+           "learning-rate schedule; 'inverse_sqrt': 'paper' with a given peak; 'cosine': decays until train.steps",
            OneOf(('paper', 'inverse_sqrt', 'cosine'))),
     Option('optimizer.factor', 1.0, 'factor that multiplies the learning rate', Between(0, 1000),
            {'optimizer.schedule': ('paper',)}),
@@ -268,7 +268,7 @@ OPTIONS = (
            'as 3; 0: one pass', Between(0, 1000), CLASSES | TOKENS),
     Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', FRACTION,
            CLASSES | TOKENS),
-    Option('train.teacher', '', 'run directory of a teacher, or several separated by commas, as an ensemble; the '
+    Option('train.teacher', '', 'run directory of a teacher; several, separated by commas, form an ensemble; the '
            "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='the teacher has equal parameters'),
     Option('train.teacher_checkpoint', 'best', 'checkpoint of the teacher, in the syntax of decode.py --checkpoint',
            TEXT, TEXTS, resume='the teacher has equal parameters'),

@@ -1,6 +1,7 @@
 """The table of rules: requirements that involve several options. `configs/checks.py` evaluates the rules."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -24,11 +25,11 @@ def cross_heads(model: ConfigDict) -> tuple[int, int]:
 
 
 def cross_head(name: str, layers: int, heads: int) -> tuple[int, int | None] | None:
-    """Returns the numbers of the layer and the head that `name` selects. Numbers in the result start at 0.
+    """Returns the indices, from 0, of the layer and the head that `name` selects.
 
-    `name` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER', with numbers that start at 1. In the last two
-    forms, the head is None, which means the mean of all heads. Returns None if `name` has another form, or if there is
-    no such head.
+    `name` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER'. LAYER and HEAD are counted from 1. In the last
+    two forms, the head is None, which means the mean of all heads. Returns None if `name` has another form, or if there
+    is no such head.
     """
     kind, layer, head, *rest = [*name.split(':'), 'mean'] if name.count(':') == 1 else [*name.split(':'), '', '']
     numbers = [int(text) if text.isdecimal() else 0 for text in (layer, head)]
@@ -36,6 +37,16 @@ def cross_head(name: str, layers: int, heads: int) -> tuple[int, int | None] | N
     if kind != 'cross' or any(rest) or not exists:
         return None
     return numbers[0] - 1, None if head == 'mean' else numbers[1] - 1
+
+
+def warmup_steps(optimizer: ConfigDict | Mapping[str, Any], steps: int) -> int:
+    """Returns the number of steps of warm-up in a training of `steps` steps. `optimizer` is config.optimizer.
+
+    If the warm-up of a cosine schedule is not shorter than the training, the result is a tenth of the training. The
+    config keeps its value. So a short run can resume with more steps, and then has the whole warm-up.
+    """
+    too_long = optimizer['schedule'] == 'cosine' and optimizer['warmup'] >= steps
+    return max(1, steps // 10) if too_long else optimizer['warmup']
 
 
 def rules(config: ConfigDict, task: Task) -> list[Rule]:
@@ -54,7 +65,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
 
     return [
         Rule('model.num_heads', is_used('model.num_heads', values) and not (model.d_k and model.d_v),
-             model.d_model % model.num_heads == 0, f'must divide d_model={model.d_model}, or set d_k and d_v'),
+             model.d_model % model.num_heads == 0, f'must divide d_model={model.d_model}. Otherwise, set d_k and d_v'),
         Rule('model.num_key_value_heads', True, model.num_heads % (model.num_key_value_heads or 1) == 0,
              f'must divide num_heads={model.num_heads}'),
         Rule('model.window', model.window > 0 and model.kind == 'patches', model.patches.pooling == 'mean',
@@ -62,7 +73,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('model.d_model', is_used('model.position', values) and model.position == 'sinusoidal',
              model.d_model % 2 == 0, 'must be even for sinusoidal positions'),
         Rule(task.longest, model.position == 'learned', values.get(task.longest, 0) <= model.max_length,
-             f'must be at most model.max_length={model.max_length}, the number of learned positions'),
+             f'must be at most model.max_length={model.max_length}, because positions are learned'),
         Rule('model.position', model.position == 'rotary', d_k % 2 == 0,
              f'needs an even d_k, because rotary positions turn pairs of numbers, but d_k={d_k}'),
         Rule('model.attention_kernel', fused, not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
@@ -91,7 +102,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              'must be one name, because only folders and datasets of text can have several test sets'),
         Rule('data.splits.test', len(test_sets) > 1, '/' not in data.splits.test and
              len({*test_sets, '', 'train', 'validation'}) == len(test_sets) + 3,
-             'must be different names, separated by commas. A name must not be train or validation, or contain /'),
+             'must be unique names without /, separated by commas. The names train and validation are not allowed'),
         Rule('data.name', data.source == 'builtin' and bool(task.builtin), data.name in task.builtin,
              f'must be one of {", ".join(task.builtin)}'),
 
@@ -100,10 +111,10 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              'steps'),
         Rule('train.accumulate', is_used('batch.rows', values), train.accumulate <= batch.rows,
              f'must be at most batch.rows={batch.rows}, because each part has at least one row'),
-        Rule('optimizer.warmup', config.optimizer.schedule == 'cosine', config.optimizer.warmup < train.steps,
-             f'must be below train.steps={train.steps}, because the cosine begins after the warmup'),
+        Rule('train.steps', config.optimizer.schedule == 'cosine', train.steps > 1,
+             'must be above 1 for optimizer.schedule=cosine, because the cosine begins after the warmup'),
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
-             f'must not be combined with r_drop={train.r_drop}: each adds a second forward pass. Set one option to 0'),
+             f'must not be combined with r_drop={train.r_drop}, because each adds a second pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),
         Rule('data.mixup', data.mixup > 0, not train.r_drop,
              f'must not be combined with train.r_drop={train.r_drop}. Set one option to 0'),
@@ -112,7 +123,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              model.recurrent.attention, 'needs model.recurrent.attention=True'),
         Rule('train.guided_head', bool(train.guided_head),
              cross_head(train.guided_head, *cross_heads(model)) is not None,
-             'must be cross:LAYER:HEAD or cross:LAYER, with LAYER from 1 to {} and HEAD from 1 to {}'.format(
+             'must be cross:LAYER:HEAD or cross:LAYER. LAYER is from 1 to {}, and HEAD is from 1 to {}'.format(
                  *cross_heads(model))),
         needs('train.teacher_checkpoint', 'train.teacher'),
         needs('train.teacher_weight', 'train.teacher'),

@@ -70,7 +70,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def goodness(metric: str, value: float) -> float:
-    """Converts a value of `metric` to a number that is larger for better values, and -inf for NaN."""
+    """Converts a value of `metric` to a number that is larger for better values. Returns -inf for NaN."""
     if value != value:
         return float('-inf')
     return value if METRICS[metric] is max else -value

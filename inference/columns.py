@@ -72,7 +72,7 @@ def translate_all(translator: TextModel, lines: Iterable[str], options: SearchOp
 
 
 def read_phrases(path: str) -> list[str]:
-    """Reads a file of words and phrases to avoid. Returns its lines without blank lines.
+    """Reads a file of words and phrases to avoid. Returns the lines that are not blank.
 
     Raises:
       UserError: if all lines are blank, or the file cannot be read.

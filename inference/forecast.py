@@ -107,7 +107,7 @@ class Forecaster(Predictor):
 
     def _forecasts(self, data: SeriesData, split: str, batch_size: int) -> tuple[Steps, Prediction]:
         """Returns the forecasts for the windows of a split, and the first forecast as a Prediction."""
-        predictions = self.answer_raw(data.arrays.inputs(split), batch_size)
+        predictions = self.predict_raw(data.arrays.inputs(split), batch_size)
         return predictions.outputs.reshape(len(predictions), self.horizon, -1), predictions[0]
 
     def _targets(self, data: SeriesData, split: str) -> Steps:

@@ -70,11 +70,11 @@ class Generator(SearchModel):
         """Continues each prompt by options.extra_length tokens, or until the model ends the document.
 
         The text of an output is the text after the prompt (`Tokenizer.continuation`). This text begins with a space if
-        it begins with a new word. An empty prompt stands for the start token, and its continuation is a new text.
+        it begins with a new word. An empty prompt stands for the start token. The continuation is then a new text.
 
         No end token is forced. The log-probability of a continuation includes the end token only if the document ends.
         If a prompt is longer than a window, only its end is read, and a warning is logged. `first` is the number of
-        earlier prompts in the file. Random samples depend on the number of the prompt in the file, and on the seed.
+        earlier prompts in the file. Random samples depend on the index of the prompt in the file, and on the seed.
 
         Raises:
           UserError: if a search with several hypotheses would exceed one window. Only a search with one hypothesis can
@@ -83,9 +83,8 @@ class Generator(SearchModel):
         prompts = checked_texts(prompts)
         one_way = options.n_best == 1 and options.method != 'beam'
         if not one_way and options.extra_length >= self.context:
-            raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, the window that '
-                            'the model was trained on, because beam search and n_best>1 use one window. Decrease '
-                            'extra_length')
+            raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, because beam '
+                            'search and n_best>1 use only one window of the model. Decrease extra_length')
         if one_way:  # when a window is full, the next window begins with its last half
             room, kept = max(1, self.context - 1), max(1, self.context // 2)
         else:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from inference.edits import FREE, Edit, Sizes, has_text, matching
+from inference.edits import FREE, Edit, Sizes, matching
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.predict import Predictor
@@ -68,6 +68,9 @@ class Inspected(dict[str, Values]):
         The first axis of the result is 'layer'.
         """
         parts = [self[name] for name in matching(pattern, {name: {} for name in self})]
+        if len({part.values.shape for part in parts}) > 1:
+            raise UserError(f'place {pattern!r}: the values have different shapes. Use a pattern that matches one '
+                            f'place in each layer. It matches {", ".join(part.name for part in parts[:8])}')
         return Values(pattern, ('layer', *parts[0].axes), np.stack([part.values for part in parts]), parts[0].labels)
 
 
@@ -116,7 +119,7 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
       UserError: if no place matches, or the values are larger than `most_gb`.
     """
     listed = list_places(model)
-    patterns = [places] if isinstance(places, str) else list(places)
+    patterns = [places] if isinstance(places, str) or not isinstance(places, Iterable) else list(places)
     names = sorted({name for pattern in patterns for name in matching(pattern, listed)}, key=_in_order)
     rows = _rows(model, given, options)
     _check_size(rows, names, listed, most_gb)
@@ -174,8 +177,13 @@ def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOpt
     if isinstance(model, Predictor):
         arguments = model.arguments(np.asarray(given))
         return [_Row(dict(zip(arguments, row, strict=True)), {}) for row in zip(*arguments.values(), strict=True)]
-    if isinstance(given, (str, Output)):
+    if isinstance(given, (str, Output)) or not isinstance(given, Iterable):
         raise UserError('the texts or outputs must be a list. Put a single text or output into a list')
+    for number, text in enumerate(given, 1):
+        pair = isinstance(model, Translator) and isinstance(text, tuple | list) and len(text) == 2
+        if not (pair or isinstance(text, str | Output)):
+            kinds = 'a source, a pair (source, target)' if isinstance(model, Translator) else 'a text'
+            raise UserError(f'text {number} is {str(text)[:80]!r}: must be {kinds} or an output of the model')
     texts = [(row, text) for row, text in enumerate(given) if not isinstance(text, Output)]
     outputs = {row: output for row, output in enumerate(given) if isinstance(output, Output)}
     plain = [pair for pair in texts if isinstance(pair[1], str)]
@@ -217,7 +225,7 @@ def _check_size(rows: Sequence[_Row], names: Sequence[str], listed: Mapping[str,
         return 4 * math.prod(size or lengths[axis] for axis, size in listed[name].items() if axis != 'batch')
 
     gigabytes = sum(size(row, name) for row in rows for name in names) / 1e9
-    if gigabytes > most_gb:
+    if not gigabytes <= most_gb:
         raise UserError(f'the values at {len(names)} places for {len(rows)} texts have {gigabytes:.2g} GB, more than '
                         f'most_gb={most_gb:g}. Read fewer places or texts at a time, or increase most_gb')
 
@@ -235,7 +243,9 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
     names, by = matching(edit.place, places), edit.by
     if edit.edit == 'freeze' and isinstance(by, str):
         return {}
-    if edit.edit in ('mean', 'replace') and has_text(by):
+    if edit.has_text:
+        if isinstance(model, Predictor) and not (edit.edit == 'mean' and isinstance(by, str)):
+            raise UserError(f'{edit.where}: by={str(by)[:80]!r}: the model reads no text. Use numbers')
         if edit.edit == 'replace':
             values, = inspect(model, [by], names, options)
             return {name: values[name].values for name in names}

@@ -1,10 +1,10 @@
-"""BLEU of lowercased Moses tokens, as papers on Multi30k report it.
+"""BLEU of lowercased Moses tokens, a score that papers on Multi30k report.
 
 The authors of Multi30k produced the `lc.norm.tok` files with Moses' lowercase.perl, normalize-punctuation.perl and
 tokenizer.perl, in this order and without aggressive hyphen splitting. Wu et al. 2021 (arXiv:2105.14462) compute BLEU on
 such tokens with fairseq's generate.py, which splits texts at spaces. Here `sacremoses` performs the same steps on
-outputs and references. The German references of test 2016 then have 12,103 tokens, which is the number in Wu et al.'s
-log. With hyphen splitting, the references would have 12,243 tokens.
+outputs and references. The German references of test 2016 then have 12,103 tokens, as in Wu et al.'s log. With hyphen
+splitting, the references would have 12,243 tokens.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ class MosesTokens:
     """A tokenizer for sacreBLEU's metrics: normalises punctuation, then tokenises by the rules of a language."""
 
     def __init__(self, language: str):
-        """Loads the rules of a language, such as 'de' or 'pt_BR'. If there are none, warns and uses English rules."""
+        """Loads the rules of a language, such as 'de' or 'pt_BR'. If it has no rules, warns and uses English rules."""
         self.language = re.split('[-_@.]', language.lower())[0]
         if self.language not in LANGUAGES:
             log.warning('sacremoses has no rules for the language %r: bleu_lowercased_moses uses the rules of English',

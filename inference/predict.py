@@ -55,29 +55,22 @@ class Predictor:
         """Returns the raw values that the model has read. Their patches are the tokens of the attention weights."""
         return prediction.example
 
-    def predict(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
-                where: str = 'inputs') -> Float[np.ndarray, 'examples outputs']:
-        """Returns log-probabilities of the classes, or values in the units of the targets.
+    def predict(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64) -> Predictions:
+        """Returns the predictions for raw inputs, with the names of classes or values.
 
         Args:
           inputs: raw inputs [n, *shape], finite numbers.
           batch_size: the number of examples at a time.
-          where: the name of the inputs in messages.
 
         Raises:
           UserError: if the inputs have another shape or type, are not finite, or are too far from the training inputs.
             Also if `batch_size` is not allowed, or if images have another encoding than the training images and cannot
             be converted exactly (`InputFormat.prepare`).
         """
-        return self.answer(inputs, batch_size, where).outputs
+        return self.predict_raw(self.form.prepare(inputs, 'inputs'), batch_size)
 
-    def answer(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
-               where: str = 'inputs') -> Predictions:
-        """Returns the predictions for raw inputs as objects, with the names of classes or values."""
-        return self.answer_raw(self.form.prepare(inputs, where), batch_size)
-
-    def answer_raw(self, inputs: Num[np.ndarray, 'examples *space channels'], batch_size: int | np.integer = 64,
-                   names: Sequence[str] = ()) -> Predictions:
+    def predict_raw(self, inputs: Num[np.ndarray, 'examples *space channels'], batch_size: int | np.integer = 64,
+                    names: Sequence[str] = ()) -> Predictions:
         """Returns the predictions for raw inputs from `InputFormat.prepare` or from the data of the run.
 
         `names` are the names of the inputs.
@@ -112,13 +105,13 @@ class Predictor:
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Returns the prediction for the first example and its attention weights. The metrics are already in `sums`."""
-        [answer] = self.answer_raw(data.arrays.inputs('validation')[:1], batch_size=1)
+        [answer] = self.predict_raw(data.arrays.inputs('validation')[:1], batch_size=1)
         return Evaluation({}, answer=answer, weights=self.attention(answer))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
         """Returns the scores of a split, and a table with the prediction for each example."""
-        targets, predictions = data.arrays.targets(split), self.answer_raw(
+        targets, predictions = data.arrays.targets(split), self.predict_raw(
             data.arrays.inputs(split), options.batch_size)
         outputs = predictions.outputs
         if self.classes is None:

@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 
 from configs.options import choices
 from configs.tasks import TASKS
-from inference.edits import Edit, Editor, Sizes, has_text, matching, parsed
+from inference.editor import Editor
+from inference.edits import Edit, Sizes, matching, parsed
 from inference.forecast import Forecaster
 from inference.generate import Generator
 from inference.inspection import MOST_GB, Inspected, inspect, list_places, places_of, resolved
@@ -26,6 +27,7 @@ from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data, open_data
 from input_pipeline.input_format import InputFormat
+from input_pipeline.splits import asked_splits
 from input_pipeline.tokenizer import Tokenizer
 from interchange.folders import read_models
 from model import parameter_count
@@ -81,7 +83,7 @@ def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
     """Returns the edits in config.train.edits, checked against the places of the model."""
     edits = parsed(config.train.edits, EDITS_OPTION)
     for edit in edits:
-        if edit.edit in ('mean', 'replace') and has_text(edit.by):
+        if edit.has_text:
             raise UserError(f'{EDITS_OPTION}: the edit {edit.edit!r} at {edit.place} needs values that the model '
                             'computes from texts. This is not possible in training. Use numbers')
     numbers = [{} if edit.by is None or isinstance(edit.by, str) else
@@ -113,7 +115,7 @@ def check_places(config: ConfigDict) -> None:
 def tracked_places(config: ConfigDict, places: Mapping[str, Sizes]) -> list[str]:
     """Returns the names of the places in config.track.places.
 
-    Attention scores are left out, because masked scores have no useful statistic.
+    The result has no attention scores, because masked scores have no useful statistic.
 
     Raises:
       UserError: if no place matches a pattern, or a pattern matches only scores.
@@ -200,11 +202,11 @@ class Run:
         model = self._supported(Predictor, 'predictions of classes or values')
         if isinstance(inputs, str | Path):
             names, raw = read_inputs(str(expanded(inputs)), model.form)
-            return model.answer_raw(raw, batch_size, names)
-        return model.answer(inputs, batch_size)
+            return model.predict_raw(raw, batch_size, names)
+        return model.predict(inputs, batch_size)
 
     def forced(self, examples: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
-        """Scores existing translations or texts. Returns an output for each example, with its log-probability.
+        """Scores existing translations or texts. Returns an output with the log-probability for each example.
 
         Args:
           examples: pairs (source, target); for a language model, texts.
@@ -223,6 +225,8 @@ class Run:
     def inspect(self, inputs: Sequence[Any] | np.ndarray, places: str | Sequence[str],
                 options: SearchOptions | None = None, most_gb: float = MOST_GB) -> list[Inspected]:
         """Returns the values at places, for each text or example; see `inference.inspection.inspect`."""
+        if isinstance(self.model, Predictor):
+            inputs = self.model.form.prepare(inputs)
         return inspect(self.model, inputs, places, options or self.options, most_gb)
 
     def edited(self, edits: Sequence[Edit | Mapping[str, Any]]) -> 'Run':
@@ -238,6 +242,8 @@ class Run:
           UserError: if an edit or a place does not exist, if an array has a wrong shape, or if two edits replace the
             same value.
         """
+        if isinstance(edits, Edit | Mapping | str):
+            raise UserError('the edits must be a list. Put a single edit into a list')
         new = [edit if isinstance(edit, Edit) else Edit.of(edit) for edit in edits]
         places, run = self.places(), copy.copy(self)
         run.edits = *self.edits, *new
@@ -255,12 +261,13 @@ class Run:
 
     def _texts_of(self, split: str) -> Sequence[Any] | np.ndarray:
         """Returns examples of a split for `inspect`: all examples, or the first windows for a language model."""
+        first, *_ = asked_splits(split, self.config.data, "edit 'mean': by")
         data: Any = self.data()
         if isinstance(self.model, Translator):
-            return data.pairs(split)
+            return data.pairs(first)
         if isinstance(self.model, Predictor):
-            return data.arrays.inputs(split)
-        return [output for output, _ in self.model.examples(data, split, WINDOWS, self.options)]
+            return data.arrays.inputs(first)
+        return [output for output, _ in self.model.examples(data, first, WINDOWS, self.options)]
 
     def data(self) -> Data:
         """Opens the data on which the run was trained, with the tokenizers of the run."""
@@ -288,10 +295,10 @@ class Run:
 
 
 def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'best', dtype: str | None = None) -> Run:
-    """Opens a run directory, on any number of devices, or an ensemble of several run directories.
+    """Opens a run directory, or several run directories as an ensemble. Any number of devices is possible.
 
-    An ensemble averages the probabilities of its runs. The models may be of different kinds, but they must write text
-    and have the same vocabulary. After this call, JAX stores compiled programs in the user's cache, unless
+    An ensemble averages the probabilities of its runs. The models may be of different kinds, but all models must write
+    text and have the same vocabulary. After this call, JAX stores compiled programs in the user's cache, unless
     jax_compilation_cache_dir is set.
 
     Args:

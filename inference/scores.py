@@ -197,10 +197,10 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
 
 def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Float[np.ndarray, 'examples values'],
                       names: Sequence[str]) -> dict[str, Any]:
-    """Returns the errors of each target in its unit, and their means over the targets, as in scikit-learn.
+    """Returns the errors of each target in the unit of the target, and the means of the errors over the targets.
 
-    R^2 is 1 - (mean squared error) / (variance of the target). A target with a variance of 0 has no R^2. If there are
-    several targets, 'targets' has the scores of each target by name.
+    The scores are defined as in scikit-learn. R^2 is 1 - (mean squared error) / (variance of the target). A target with
+    a variance of 0 has no R^2. If there are several targets, 'targets' has the scores of each target by name.
     """
     values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares may exceed float32
     error, by_target = values - targets, {}

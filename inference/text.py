@@ -298,7 +298,7 @@ class SearchModel(TextModel):
         """Returns the largest possible `SearchInput.limit` for sources that are padded to `width` tokens."""
 
     def automaton(self, options: SearchOptions) -> Automaton | None:
-        """Returns the automaton that excludes the words to avoid, or None if there are none."""
+        """Returns the automaton that excludes the words to avoid, or None if there are no words to avoid."""
         if options.avoid and options.avoid not in self._automata:
             self._automata = {options.avoid: Automaton(options.avoid, self.tokenizers['target'], self.multiline)}
         return self._automata.get(options.avoid)
@@ -336,7 +336,7 @@ class SearchModel(TextModel):
              begins: Sequence[Begin] | None = None) -> search.Hypotheses:
         """Returns the hypotheses for at most options.batch_size tokenised sources, as NumPy arrays.
 
-        Random samples for a source depend on the seed, on the number of the source in `numbers` and on `draw`, not on
+        Random samples for a source depend on the seed, on the index of the source (`numbers`) and on `draw`, not on
         the other sources. `limits` has the maximum number of new tokens for each source. By default, `options`
         determine these numbers. `begins` are the required beginnings of the outputs.
         """

@@ -81,7 +81,7 @@ class Translator(SearchModel):
                   prefixes: Sequence[str] | None = None) -> list[Output]:
         """Translates sentences, in order. An empty or blank sentence has an empty translation.
 
-        `first` is the number of earlier sentences in the file. Random samples depend on the number of the sentence in
+        `first` is the number of earlier sentences in the file. Random samples depend on the index of the sentence in
         the file, and on the seed. Each translation begins with its prefix in `prefixes`; a prefix '' has no effect. The
         log-probability of a translation includes the prefix. The translation may continue the last word of a prefix,
         unless the prefix ends with a space.
@@ -118,8 +118,8 @@ class Translator(SearchModel):
             elif UNK in begin.prefix:
                 problem = 'this prefix has characters that are not in the vocabulary'
             elif count >= limit:
-                problem = (f'this prefix has {count} tokens, but the translation may have {limit}, with its end token. '
-                           'Increase --extra_length, or shorten the prefix')
+                problem = (f'this prefix has {count} tokens, but the translation may have {limit}, including the end '
+                           'token. Increase --extra_length, or shorten the prefix')
             elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
                 problem = 'this prefix contains a word to avoid'
             if problem:
@@ -144,8 +144,8 @@ class Translator(SearchModel):
         truncated as in `translate`. `first` is the number of earlier pairs in the file.
 
         Raises:
-          UserError: if a target has more tokens than the model has learned positions. Also if it has more tokens than
-            the longest translation that the options allow.
+          UserError: if a target is longer than the model's table of learned positions, or longer than the longest
+            translation that the options allow.
         """
         texts = checked_texts([text for pair in pairs for text in pair])
         sources = [self._tokens(text, first + row) for row, text in enumerate(texts[::2])]
@@ -222,12 +222,12 @@ class Translator(SearchModel):
         long_sources = sum(len(tokens) > most for tokens, _ in whole)
         long_references = sum(len(tokens) > reach for _, tokens in whole)
         if long_sources:
-            log.warning('%d of %d sources have more than %d tokens (config.data.max_length): they are truncated, and '
-                        'their translations are compared with the complete references', long_sources, len(pairs), most)
+            log.warning('%d of %d sources have more than %d tokens (config.data.max_length). These sources are '
+                        'truncated, but the references are complete', long_sources, len(pairs), most)
         if long_references:
-            log.warning('%d of %d references have more than %d tokens, the number of learned positions '
-                        '(config.model.max_length): translations cannot be longer, and the perplexity includes only '
-                        'the first %d tokens. BLEU, chrF and exact match compare with the complete references',
+            log.warning('%d of %d references have more than %d tokens (config.model.max_length). Translations cannot '
+                        'be longer than this limit, and the perplexity includes only the first %d tokens. BLEU, chrF '
+                        'and exact match use the complete references',
                         long_references, len(pairs), reach, reach)
         return [([*tokens[:most], EOS], tokens_out[:reach]) for tokens, tokens_out in whole]
 
@@ -291,7 +291,7 @@ class Translator(SearchModel):
         most, reach = self._max_length(self.max_length, options), self.module.length_limit or sys.maxsize
         length, tokens, _ = self._ends(text, min(most, reach), 'target')
         if length >= min(most, reach):
-            limit = (f'the model has learned positions for {reach}, including the end token (config.model.max_length)'
+            limit = (f'the model supports at most {reach}, including the end token (config.model.max_length)'
                      if reach <= most else f'at most {most} can be scored, including the end token '
                      '(config.data.max_length and --extra_length)')
             raise UserError(f'line {number + 1}: this translation has {length} tokens, but {limit}. Shorten '

@@ -38,7 +38,7 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
 
     Returns:
       (read, parts, has_file): `read` is a function that reads the examples of a split. `parts` are the splits without
-      files, which are held out from the training data. `has_file` is a function that returns whether a split has files.
+      files. They are held out from the training data. `has_file` is a function that returns whether a split has files.
 
     Raises:
       UserError: if the folder has no data set.

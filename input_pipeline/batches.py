@@ -60,7 +60,7 @@ ALL = Part()
 
 @runtime_checkable
 class Plan(Protocol):
-    """The batches of a split. Each batch is a pure function of its number.
+    """The batches of a split. Each batch is a pure function of its step.
 
     `len(plan)` is the number of batches in an epoch.
     """
@@ -179,7 +179,7 @@ class BatchPlan:
         return self._epoch(epoch).batches[index]
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step`. Its arrays have the static shape [rows, length] of its bucket.
+        """Returns batch `step`. The arrays have the static shape [rows, length] of the bucket.
 
         Rows without a sentence pair are padding.
         """

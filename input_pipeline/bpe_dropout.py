@@ -5,7 +5,7 @@ with probability p, and the remaining merge with the highest priority is applied
 remains. So the result is plain byte pair encoding for p = 0, and single characters for p = 1.
 
 SentencePiece can also sample segmentations, but its global random generator gives different numbers in every process.
-Here the random numbers come from a NumPy Generator. Each step is applied to all words of a text at once, which takes a
+Here the random numbers come from a NumPy Generator. Each step is applied to all words of a text at once. This takes a
 few microseconds per sentence.
 """
 

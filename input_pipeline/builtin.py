@@ -251,7 +251,7 @@ def draw_sentence(rng: random.Random, kinds: Mapping[str, Kind], name: str, sour
 def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: int = 0,
                 sizes: Mapping[str, int] = {'train': 20000, 'validation': 1000, 'test': 1000},
                 writers: dict[tuple[str, str], Writer] | None = None) -> dict[str, list[tuple[str, str]]]:
-    """Returns pairs (source, target) for each split in `sizes`. All source sentences of all splits are different.
+    """Returns pairs (source, target) for each split in `sizes`. All source sentences of all splits are unique.
 
     If `writers` is given, it receives {pair: function that writes this pair in any locale}. links.py uses these
     functions to link words.
@@ -271,8 +271,8 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
         elif (fruitless := fruitless + 1) >= PATIENCE:
             raise ValueError(
                 f'sizes={dict(sizes)}: the built-in corpus of {source_locale}-{target_locale} has too few sentences. '
-                f'The search found {len(target_of)} different pairs instead of {wanted}, and no new pair in {PATIENCE} '
-                f'draws. Use at most {len(target_of)} pairs in total.')
+                f'The search found {len(target_of)} unique pairs instead of {wanted}, and no new pair in the last '
+                f'{PATIENCE} draws. Use at most {len(target_of)} pairs in total.')
     # Kinds with few sentences occur mainly among the first pairs, so the pairs are shuffled before they are split.
     rest = iter(rng.sample(list(target_of.items()), wanted))
     corpus = {split: list(islice(rest, sizes[split])) for split in sorted(sizes)}
@@ -283,9 +283,9 @@ def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float,
                       seed: int) -> dict[str, list[tuple[str, str]]]:
     """Replaces no-break spaces by plain spaces in some source sentences.
 
-    The function chooses the fraction `share` of the source sentences that have no-break spaces. The changed sentences
-    have the spaces that people type. The targets keep CLDR's spaces. All source sentences of all splits remain
-    different: if two sentences differ only in their spaces, neither sentence is changed. A larger share changes the
+    The function changes the fraction `share` of the source sentences that contain no-break spaces. The changed
+    sentences have the spaces that people type. The targets keep CLDR's spaces. All source sentences of all splits
+    remain unique: if two sentences differ only in their spaces, neither sentence is changed. A larger share changes the
     same sentences as a smaller share, and further sentences.
     """
     typed = collections.Counter(source.translate(TYPED) for pairs in corpus.values() for source, _ in pairs)

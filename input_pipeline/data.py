@@ -23,7 +23,7 @@ from input_pipeline.input_format import ENCODINGS, FLOAT32_END, is_name
 from input_pipeline.links import Links
 from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
-from input_pipeline.sources import LinkedCorpus, Pair, open_corpus
+from input_pipeline.sources import LinkedCorpus, Pair, no_text, open_corpus
 from input_pipeline.token_links import TokenLinks, rows_of_store
 from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
 from input_pipeline.tokenizer import SPECIAL, Tokenizer, VocabularyTooLarge, load_tokenizer
@@ -144,7 +144,7 @@ class PairData:
         """
         pairs = list(self._corpus.pairs(split))
         if not any(source.strip() and target.strip() for source, target in pairs):
-            raise UserError(f'the {split} split has no text. The split was read from {self._corpus.fingerprint(split)}')
+            raise no_text(split, self._corpus)
         return pairs
 
     def plan(self, split: str) -> BatchPlan | ResegmentedPlan:

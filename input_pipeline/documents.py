@@ -66,7 +66,7 @@ class FileDocuments(Documents):
     commas, as in TextCorpus. `kind` is config.data.documents: a document is a whole file ('file'), a line ('line'), or
     the text between two blank lines ('blank_line').
 
-    If there are no validation files, the share `validation_share` of the different training documents is held out for
+    If there are no validation files, the share `validation_share` of the distinct training documents is held out for
     validation. If there are no test files either, the same number of documents is held out for test (see
     input_pipeline/splits.py). If the training text is a single document, its last characters are held out.
 
@@ -165,6 +165,9 @@ class OneFile(Documents):
     @override
     def documents(self, split: str) -> Iterator[str]:
         text = read_text(self._path)
+        if not text.strip():
+            raise UserError(f'config.data.file={str(self._path)!r} is empty, or has only white space. Use a file with '
+                            'text')
         border = int(len(text) * (1 - self._validation_share))
         part = text[:border] if split == 'train' else text[border:]
         if self._kind == 'file':

@@ -79,7 +79,7 @@ def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarra
     if examples.groups is not None and training.groups is not None and (
             groups := sorted({*examples.groups} & {*training.groups})):
         warn(f'{examples.where}: {len(groups)} of {len({*examples.groups})} groups are also in the training data, such '
-             f'as {str(groups[0])!r}. Scores on them do not show how well the model predicts new groups')
+             f'as {str(groups[0])!r}. Scores on these groups do not show how well the model predicts new groups')
 
 
 def _listed(names: list[str], chosen: np.ndarray) -> str:

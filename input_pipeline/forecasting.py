@@ -3,7 +3,7 @@
     steps of a series:  0 ........ training | validation | test ...... n
 
 The targets of a window are the `horizon` steps after its context. All targets of a window are in one split, so no step
-is a target in two splits. The context of a validation or test window may reach back into the split before it, because
+is a target in two splits. The context of a validation or test window may reach back into the previous split, because
 these steps are already known at the time of the forecast.
 """
 
@@ -86,7 +86,7 @@ class SeriesWindows(ArrayData):
                                 '--config.eval.metric=absolute_error')
 
     def _seasonal_error(self, name: str) -> Float[np.ndarray, ' channels']:
-        """Returns the mean absolute error, in the training steps of a series, of repeating the last season."""
+        """Returns the mean absolute error of the forecast that repeats the last season, over the training steps."""
         past = self._series[name][:self._ends[name][0]]
         return np.abs(past[self._season:] - past[:-self._season]).mean(axis=0)
 

@@ -75,7 +75,7 @@ class ForeignTokenizer(Tokenizer):
         return [self.vocabulary[token] for token in tokens]
 
     def _originals(self, tokens: Iterable[int | np.integer]) -> list[int]:
-        """Returns the original ids of tokens. Leaves out PAD, BOS, EOS and tokens without an original id."""
+        """Returns the original ids of tokens. Omits PAD, BOS, EOS and tokens without an original id."""
         return [int(self.order[token]) for token in tokens if token >= UNK and self.order[token] != NONE]
 
     def _named(self, names: Mapping[int, str]) -> list[str]:

@@ -18,7 +18,7 @@ DEEP = ('I', 'F')  # Pillow's modes of images with more than 8 bits per channel 
 
 
 def image_paths(folder: Path) -> list[Path]:
-    """Returns the images in a folder and its subfolders, in the order of their names. Hidden files are left out."""
+    """Returns the images in a folder and its subfolders, in the order of their names. Hidden files are ignored."""
     return sorted(path for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES and path.is_file()
                   and not any(part.startswith('.') for part in path.relative_to(folder).parts))
 
@@ -96,16 +96,20 @@ def _opened(path: Path) -> Image.Image:
     """Opens an image without decoding it.
 
     Raises:
-      UserError: if the file is no image, or has more than 8 bits per channel.
+      UserError: if the file is not an image, or has more than 8 bits per channel.
     """
     try:
         image = Image.open(path)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f'{path} cannot be read as an image: {error}') from None
+        raise _unreadable(path, error) from None
     if image.mode.startswith(DEEP):
-        raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits, or write '
-                        'the images to an .npz file')
+        raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert the image to 8 '
+                        'bits, or write the images to an .npz file')
     return image
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f'{path} cannot be read as an image: {error}. Repair or remove the file')
 
 
 def _decoded(image: Image.Image, path: Path, mode: str) -> Image.Image:
@@ -118,4 +122,4 @@ def _decoded(image: Image.Image, path: Path, mode: str) -> Image.Image:
         with image:
             return ImageOps.exif_transpose(image).convert(mode)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f'{path} cannot be read as an image: {error}') from None
+        raise _unreadable(path, error) from None

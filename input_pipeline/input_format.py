@@ -160,7 +160,7 @@ class InputFormat:
                    f'as value {value:g} in channel {name} of example {example}. In training, this channel was '
                    f'{low[channel]:g} to {high[channel]:g}')
         if len(self.shape) == 3:
-            raise UserError(f'{message}. Scale the images like the training images, which were {self.dtype}')
+            raise UserError(f'{message}. Use the scale of the training images, which have the type {self.dtype}')
         warn(f'{message}. The predictions may be wrong')
 
 

@@ -79,13 +79,13 @@ def parse_links(line: str, pair: tuple[str, str], where: str) -> Links:
     for text in line.split():
         link = LINK.fullmatch(text)
         if link is None:
-            raise UserError(f'{where}: {text[:40]!r} is not a link. Write SOURCE-TARGET with numbers of words from 0, '
-                            'for example 0-0 1-2')
+            raise UserError(f'{where}: {text[:40]!r} is not a link. Write links as SOURCE-TARGET, for example 0-0 1-2. '
+                            'Words are counted from 0')
         links.append((int(link[1]), int(link[2])))
         for side, number, sentence in zip(('source', 'target'), links[-1], pair, strict=True):
             if number >= (count := len(sentence.split())):
-                raise UserError(f'{where}: {text} links {side} word {number}, but the {side} has {count} words, '
-                                f'numbered from 0. Check that the line belongs to {sentence[:60]!r}')
+                raise UserError(f'{where}: {text} links {side} word {number}, but the {side} has only {count} '
+                                f'words, counted from 0. Check that the line belongs to {sentence[:60]!r}')
     return links
 
 

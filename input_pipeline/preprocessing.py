@@ -55,7 +55,7 @@ class Preprocessing:
         _check_distance(raw, self.input_mean, self.input_std, where)
 
     def check_targets(self, raw: Targets, where: str) -> None:
-        """Checks that the standardised targets are small enough, like `check_inputs`."""
+        """Checks that the standardised targets are small enough for the model. Raises the errors of `check_inputs`."""
         if self.target_mean is not None and self.target_std is not None:
             _check_distance(raw, self.target_mean, self.target_std, where)
 

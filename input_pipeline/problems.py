@@ -15,7 +15,7 @@ from input_pipeline.arrays import open_arrays
 from input_pipeline.data import learned_tokenizers
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
 from input_pipeline.forecasting import open_series
-from input_pipeline.sources import Corpus, TextCorpus, open_corpus
+from input_pipeline.sources import Corpus, TextCorpus, no_text, open_corpus
 from input_pipeline.splits import SPLITS, sets_to_test
 from input_pipeline.token_store import document_tokenizers, tokenizers_for
 from runtime.errors import UserError, messages_of
@@ -77,7 +77,7 @@ def _check_split(text: TextCorpus | FileDocuments | OneFile, split: str) -> None
         return
     rows = text.pairs(split) if pairs else ((document,) for document in text.documents(split))
     if not sum(all(text.strip() for text in row) for row in rows):  # sum instead of any, to read all rows
-        raise UserError(f'the {split} split has no text. The split was read from {text.fingerprint(split)}')
+        raise no_text(split, text)
 
 
 def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str]) -> list[str]:

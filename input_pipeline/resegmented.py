@@ -31,7 +31,7 @@ class Resegmented(TokenStore):
           store: the rows in the segmentation of the tokenizer.
           dropouts: the segmenter of each side.
           seed: the seed of the segmentation, together with the epoch.
-          epoch: the number of the epoch.
+          epoch: the index of the epoch.
           longest: the maximum number of tokens of a side.
         """
         self._store, self._tokens, self._offsets, self._kept = store, {}, {}, {}

@@ -36,23 +36,23 @@ def is_channel(name: str) -> bool:
 
 
 def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
-    """Reads series with targets from a table, which has a row for each time step:
+    """Reads series with targets from a table with a row for each time step:
 
         series,time,height,speed,target
         a,0.0,1.5,-0.25,up
         a,0.1,1.4,-0.5,up
         b,0.0,...
 
-    The rows of a series are sorted by the optional column `time`: numbers, or dates such as 2024-01-31T12:00. Without
-    this column, the rows of a series must be consecutive and in the order of time. Shorter series are padded with NaN.
-    A series has one target: a number, or the name of a class. Several values are in columns target_NAME. The optional
-    column `group` names the group of a series: all series of a group are in the same split. Every other column is a
-    channel.
+    The rows of a series are sorted by the optional column `time`, which has numbers or dates such as 2024-01-31T12:00.
+    Without the column `time`, the rows of a series must be consecutive and in the order of time. Shorter series are
+    padded with NaN. A series has one target: a number, or the name of a class. Several values are in columns
+    target_NAME. The optional column `group` names the group of a series: all series of a group are in the same split.
+    Every other column is a channel.
 
     Args:
       path: the table.
       training: the table of the training split, which determines the channels.
-      missing: whether cells may be empty (config.data.missing). Then they become NaN.
+      missing: whether cells may be empty (config.data.missing). Empty cells become NaN.
 
     Raises:
       UserError: if the table has another form. The message has file:line.
@@ -90,7 +90,7 @@ def read_unlabelled(path: Path, channels: Sequence[str],
 def read_histories(path: Path) -> tuple[dict[str, Float[np.ndarray, 'time channels']], list[str]]:
     """Reads the series of a table for forecasting: {name: values}, and the names of the channels.
 
-    The columns are `series` and `time`, which are optional, and the channels. Without the column `series`, all rows are
+    The columns are the channels and, optionally, `series` and `time`. Without the column `series`, all rows are
     one series, whose name is ''.
 
     Raises:
@@ -152,7 +152,7 @@ def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, lis
         for one, other in zip(rows, rows[1:], strict=False):
             if one.time == other.time:
                 raise UserError(f'{path}:{other.line}: time {other.cells["time"]!r} of series {name!r} is also at line '
-                                f'{one.line}. The times of a series must be different')
+                                f'{one.line}. The times of a series must be unique')
     unsorted = sum([row.line for row in rows] != sorted(row.line for row in rows) for rows in ordered.values())
     if unsorted:
         say(f'{path}: {unsorted} of {len(series)} series are not in the order of time. Their rows are sorted')

@@ -97,7 +97,7 @@ def _characters(row: Any) -> int:
 
 
 def _shards(rows: Rows, size: int) -> Iterator[tuple[int, Iterator[Any]]]:
-    """Yields (number of the shard, its rows); `size` is the size of a shard in characters."""
+    """Yields (index of the shard, its rows); `size` is the size of a shard in characters."""
     def numbered():
         number = filled = 0
         for row in rows():

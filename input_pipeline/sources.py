@@ -82,6 +82,12 @@ def source_of(data: ConfigDict, sources: Mapping[str, T]) -> T:
     return sources[data['source']]
 
 
+def no_text(split: str, source: Any) -> UserError:
+    """Returns the error for a split without text. `source` is the corpus or the documents of the split."""
+    origin = ', '.join(map(str, source.files(split))) if hasattr(source, 'files') else source.fingerprint(split)
+    return UserError(f'the {split} split has no text. The split was read from {origin}. Use files with more text')
+
+
 class BuiltinCorpus(LinkedCorpus):
     """Dates, amounts, quantities, lists and similar sentences in two languages, made from Unicode CLDR.
 

@@ -39,18 +39,18 @@ def naming_option(split: str) -> str:
     return f'splits.{split if split in ("train", "validation") else "test"}'
 
 
-def asked_splits(split: str, data: ConfigDict) -> list[str]:
+def asked_splits(split: str, data: ConfigDict, option: str = '--split') -> list[str]:
     """Returns the splits that the flag --split=`split` selects. 'test' selects all test sets.
 
     Raises:
-      UserError: if there is no such split.
+      UserError: if there is no such split. The message begins with `option`.
     """
     sets = sets_to_test(data)
     if split == 'test':
         return sets
     known = dict.fromkeys((*SPLITS, *sets))
     if split not in known:
-        raise UserError(f'--split={split} must be one of {", ".join(known)}{did_you_mean(split, list(known))}')
+        raise UserError(f'{option}={split} must be one of {", ".join(known)}{did_you_mean(split, list(known))}')
     return [split]
 
 
@@ -91,8 +91,11 @@ class Parts:
         """Returns the part of a single training text that belongs to a split. The last characters are held out.
 
         Raises:
-          UserError: if nothing would remain for training. `where` is the name of the text in the message.
+          UserError: if the text is empty, or nothing would remain for training. `where` is the name of the text in
+            the message.
         """
+        if not text.strip():
+            raise UserError(f'{where} is empty, or has only white space. Use a file with text')
         count, together = len(self.names), ' and '.join(self.names)
         ends = [int(len(text) * (1 - self.share * (count - number))) for number in range(count + 1)]
         if ends[0] <= 0:
@@ -121,9 +124,9 @@ def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], sh
 class HeldOut:
     """Divides the training data among the splits.
 
-    The hash of an example decides its split. So the splits depend on the content of the examples, not on their order or
-    the machine, and equal examples are in the same split. The examples with the smallest hashes are held out. Each
-    held-out split gets the share `share` of all different examples, but at least one example.
+    The hash of an example decides its split. So the splits depend on the content of the examples, but not on the order
+    of the examples and not on the machine. Equal examples are in the same split. The examples with the smallest hashes
+    are held out. Each held-out split gets the share `share` of all distinct examples, but at least one example.
     """
 
     def __init__(self, parts: Parts, keys: Iterable[int], what: str, kept: Collection[int] = ()):
@@ -136,21 +139,23 @@ class HeldOut:
           kept: the keys of examples that are never held out.
 
         Raises:
-          UserError: if no examples would remain for training.
+          UserError: if there are no examples, or no examples would remain for training.
         """
         self._splits, self._kept = parts.names, frozenset(kept)
         different = np.unique(np.fromiter(keys, np.uint64))
+        if not len(different):
+            raise UserError(f'there are no {what}. Use files with more data')
         candidates = different[~np.isin(different, np.fromiter(self._kept, np.uint64))]
         count, together = max(1, round(parts.share * len(different))), ' and '.join(parts.names)
         if count * len(parts.names) > min(len(different) - 1, len(candidates)):
             raise UserError(
-                f'config.data.validation_share={parts.share}: too large, because too few of {len(different)} different '
+                f'config.data.validation_share={parts.share}: too large, because too few of {len(different)} distinct '
                 f'{what} would remain for training if {count} are held out for each of {together}. Use a smaller '
                 f'share, add data, or provide files for {together}')
         self._held_out = candidates[:count * len(parts.names)]
         self._last = self._held_out[count - 1::count].tolist()  # the largest key of each held-out split
         say(f'{together}: held out from the training data, because there are no files. {count} of {len(different)} '
-            f'different {what} are chosen by a hash for each split (config.data.validation_share={parts.share})')
+            f'distinct {what} are chosen by a hash for each split (config.data.validation_share={parts.share})')
 
     def split(self, key: int) -> str:
         """Returns the split of the example whose hash is `key`: a held-out split or 'train'."""

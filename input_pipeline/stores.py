@@ -24,7 +24,7 @@ TOKEN = np.dtype(np.uint32)
 
 
 def write_pairs(pairs: Iterable[Pair], folder: Path, *, tokenizers: Mapping[str, Tokenizer], max_length: int) -> None:
-    """Writes a store of sentence pairs. Leaves out pairs that have an empty side or are too long."""
+    """Writes a store of sentence pairs. Skips pairs that have an empty side or are too long."""
     stats = {'dropped_empty': 0, 'dropped_long': 0}
     with _SideWriter(folder, 'source') as source, _SideWriter(folder, 'target') as target:
         for pair in pairs:
@@ -42,7 +42,7 @@ def write_pairs(pairs: Iterable[Pair], folder: Path, *, tokenizers: Mapping[str,
 
 
 def write_documents(documents: Iterable[str], folder: Path, *, tokenizer: Tokenizer) -> None:
-    """Writes a store of documents. Leaves out documents without text."""
+    """Writes a store of documents. Skips documents without text."""
     stats = {'dropped_empty': 0, 'characters': 0, 'bytes': 0}
     with _SideWriter(folder, TEXT) as side:
         for text in documents:

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,8 +13,9 @@ from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import Tokenizer
 
 # White space in UTF-8. UTF-8 is self-synchronising, so the bytes of a space are never a part of another character.
-SPACES = re.compile(b'(?:%s)+' % b'|'.join(re.escape(character.encode()) for character in map(chr, range(
-    sys.maxunicode)) if character.isspace()))
+# U+3000 is the last space of Unicode. A search for spaces in all of Unicode takes 0.15 s at each start of Python.
+SPACES = re.compile(b'(?:%s)+' % b'|'.join(re.escape(character.encode()) for character in map(chr, range(0x3001))
+                                           if character.isspace()))
 
 
 class TokenLinks:
@@ -56,7 +56,7 @@ def rows_of_store(pairs: Sequence[tuple[str, str]], store: TokenStore, tokenizer
                   max_length: int) -> list[int]:
     """Returns the index in `pairs` of each row of the store that was built from `pairs`.
 
-    The store leaves out pairs that are empty or too long.
+    The store does not contain pairs that are empty or too long.
     `max_length` is the argument of `token_store.open_store`.
     """
     rows = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]

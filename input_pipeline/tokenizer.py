@@ -2,7 +2,7 @@
 
 Tokenizers of subwords and bytes are lossless: decode(encode(s)) == s for every string. By default nothing is
 normalised, spaces and line breaks are kept, and characters outside a subword vocabulary become bytes. (SentencePiece's
-own default replaces no-break spaces by plain spaces, which would change French numbers.) Character tokenizers are
+own default replaces no-break spaces by plain spaces. This would change French numbers.) Character tokenizers are
 lossless for the characters of their training text.
 """
 

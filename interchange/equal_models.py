@@ -66,13 +66,13 @@ def without_heads(model: ConfigDict, arrays: Arrays,
     """Returns the model without some attention heads. The outputs equal the model's outputs with these heads set to 0.
 
     All attention layers of a model have the same number of heads. So the new number is the largest number of remaining
-    heads of a layer. If a layer has fewer remaining heads, some of its removed heads stay in the arrays. Their rows of
-    the output projection are set to 0.
+    heads of a layer. If a layer has fewer remaining heads, some of its removed heads stay in the arrays. The rows of
+    these heads in the output projection are set to 0.
 
     Args:
       model: the options of a model without relative positions and without shared heads of keys and values.
       arrays: the parameters by name.
-      removed: {path of an attention layer, such as 'decoder/layers_0/cross_attention': numbers of its heads, from 0}.
+      removed: {path of an attention layer, such as 'decoder/layers_0/cross_attention': indices of heads}.
     """
     layers = [name.removesuffix('/output/kernel') for name in arrays if name.endswith('_attention/output/kernel')]
     count = max(1, *(model.num_heads - len({*removed.get(layer, ())}) for layer in layers))

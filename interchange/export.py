@@ -58,7 +58,7 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
     Args:
       workdir: the run directory.
       output: a new or an empty folder outside of run directories.
-      removed: (place of the heads, number of the head from 0), as in `analysis.heads`, such as
+      removed: (place of the heads, index of the head), as in `analysis.heads`, such as
         ('decoder/layers_0/cross_attention/heads', 2).
       checkpoint: the same choices as --checkpoint of decode.py, including averages.
 
@@ -84,9 +84,9 @@ def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int | np.in
                         'cannot be removed. Set the heads to zero')
     if model.num_key_value_heads not in (0, model.num_heads):
         raise UserError(f'{run}: config.model.num_key_value_heads={model.num_key_value_heads}: heads share keys and '
-                        'values, so they cannot be removed. Set the heads to zero')
+                        'values, so heads cannot be removed. Set the heads to zero')
     if config.train.edits:
-        raise UserError(f'{run}: config.train.edits may name heads by their numbers, so heads cannot be removed. Set '
+        raise UserError(f'{run}: config.train.edits may contain indices of heads, so heads cannot be removed. Set '
                         'the heads to zero')
     arrays = {name: np.array(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
     for place, head in removed:

@@ -34,5 +34,5 @@ def _read(folder: Path, checkpoint: str, dtype: str | None) -> TrainedModel:
         return read_model(folder, checkpoint, dtype)
     if checkpoint not in ONE_CHECKPOINT:
         raise UserError(f'checkpoint={checkpoint!r}: {folder} is not a run directory and has only one checkpoint. '
-                        'Leave out the choice of a checkpoint')
+                        'Remove the argument checkpoint')
     return read_huggingface(folder, dtype) if huggingface else read_safetensors(folder, dtype)

@@ -127,7 +127,7 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
     """Writes a trained model into an existing folder, as Marian, GPT-2, Llama, Mistral or Qwen2.
 
     The architecture may have parameters that the trained model lacks. Biases of 0 and a table of sinusoids are then
-    added. They do not change the function of the model.
+    added. These parameters do not change the outputs.
 
     Raises:
       UserError: if none of these architectures can express the model. The message names the options.
@@ -145,8 +145,8 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
         raise UserError('this model cannot be exported to Hugging Face, which has no model with these options: '
                         + '; '.join(f'config.{option}' for option in refused))
     if family is not marian and np.any(arrays.get('logits_bias', 0)):
-        raise UserError('config.model.output_bias=True: this model has learned a bias on the logits, but GPT-2 and '
-                        'Llama have no such bias. Use --to=ctranslate2')
+        raise UserError('config.model.output_bias=True: this model has a bias on the logits, but GPT-2 and Llama '
+                        'have no such bias. Use --to=ctranslate2')
     data = trained.config.data
     if family is marian and data.tokenizer.kind in ('char', 'byte'):
         raise UserError(f'config.data.tokenizer.kind={data.tokenizer.kind}: Marian supports only subword tokenizers. '

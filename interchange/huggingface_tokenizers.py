@@ -61,7 +61,7 @@ def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenize
         # The published models start with the padding token. The exports of this project have a separate start token.
         if start not in (pad, vocabulary.get(SPECIAL[BOS])):
             raise UserError(f'{folder / "config.json"}: decoder_start_token_id={start} is neither pad_token_id={pad} '
-                            f'nor the number of {SPECIAL[BOS]} in {name}. {ADVICE}')
+                            f'nor the id of {SPECIAL[BOS]} in {name}. {ADVICE}')
         special = [None if start == pad else pad, start, config.eos_token_id, vocabulary[unknown]]
         path = folder / f'{side}.spm'
         tokenizers[side] = _read(path, lambda path=path, special=special, size=sizes[side], vocabulary=vocabulary: (
@@ -200,7 +200,7 @@ def _special(folder: Path, config: ForeignConfig, unknown: int | None) -> list[i
     end, begin, pad = ends[0] if ends else None, config.bos_token_id, config.pad_token_id
     if end is None or end < 0:
         raise UserError(f'{folder / "config.json"}: eos_token_id={config.eos_token_id}: the model needs an end token. '
-                        'Set eos_token_id to the number of the token that ends a text')
+                        'Set eos_token_id to the id of the token that ends a text')
     begin = end if begin is None or begin < 0 else begin
     unknown = None if unknown in (begin, end) else unknown
     return [None if pad in (-1, begin, end, unknown) else pad, begin, end, unknown]
@@ -228,7 +228,7 @@ def _vocabulary(path: Path, size: int) -> dict[str, int]:
     if len({*vocabulary.values()}) < len(vocabulary):
         numbers = sorted(vocabulary.values())
         twice = next(one for one, other in zip(numbers, numbers[1:], strict=False) if one == other)
-        raise UserError(f'{path}: two pieces have the same number, {twice}. {ADVICE}')
+        raise UserError(f'{path}: two pieces have the same id, {twice}. {ADVICE}')
     return vocabulary
 
 

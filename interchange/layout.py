@@ -31,7 +31,7 @@ class Link(NamedTuple):
     """A link between an array of the other library and one or several arrays of this project.
 
     Several arrays of this project correspond to parts of the other library's array. These parts lie side by side along
-    its last axis.
+    the last axis of this array.
 
     Attributes:
       theirs: the name of the other library's array.

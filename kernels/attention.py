@@ -19,7 +19,7 @@ def in_chunks(function: Callable[[dict[str, Array], Array], Array],
     Args:
       function: maps a chunk of the rows, and the index of the chunk, to an array [batch, rows, ...].
       rows: the arrays, {name: array}.
-      axes: the number of the axis of rows in each array, {name: axis}.
+      axes: the index of the axis of rows in each array, {name: axis}.
       chunk: maximum number of rows in a chunk.
     """
     name = next(iter(rows))

@@ -1,4 +1,4 @@
-"""A dense layer whose gradients are computed by kernels/product.py, which is faster on CPUs."""
+"""A dense layer. kernels/product.py computes the gradients faster on CPUs."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from kernels.product import add_bias, dot_general
 
 
 class Dense(nn.Module):
-    """A dense layer, x W + b, with the parameters and values of nn.Dense, and with faster gradients on CPUs.
+    """A dense layer x W + b. It has the parameters and values of nn.Dense, and faster gradients on CPUs.
 
     Attributes:
       features: width of the output.

@@ -27,7 +27,7 @@ def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequenc
 def _top_k(logits, count, forbidden=()):
     """Returns jax.lax.top_k of each row, after `forbidden` tokens are set to -inf.
 
-    The array is reshaped to a matrix, because XLA for CPUs sorts an array with more axes completely, which is slow.
+    The array is reshaped to a matrix, because XLA for CPUs completely sorts an array with more axes. This is slow.
     """
     allowed = _allowed(logits, jnp.arange(logits.shape[-1]), forbidden)
     values, tokens = jax.lax.top_k(allowed.reshape(-1, logits.shape[-1]), count)

@@ -1,7 +1,7 @@
-"""The output of an encoder, and the cache of a decoder, which each step takes as an argument and returns.
+"""The output of an encoder, and the cache of a decoder. Each step takes a cache and returns the new cache.
 
 All hypotheses of a sentence write their keys and values into the same arrays, the past. A search never reorders or
-copies the past. Instead, each hypothesis has a table of its ancestors: for each step, the number of the hypothesis that
+copies the past. Instead, each hypothesis has a table of its ancestors: for each step, the index of the hypothesis that
 wrote the key. Beam search reorders only these tables, which have a few bytes per step. So the scores of all hypotheses
 of a sentence are one matrix product of their queries with the same keys. A mask hides the keys of other hypotheses.
 """
@@ -63,7 +63,7 @@ class Past(flax.struct.PyTreeNode):
         return self._each(lambda array, axis: jax.lax.slice_in_dim(array, 0, count, axis=axis))
 
     def resized(self, keys: int) -> 'Past':
-        """Returns the past with room for `keys` more keys. If `keys` is negative, removes the last -keys keys."""
+        """Returns the past with room for `keys` more keys. A negative number removes the last keys."""
         if keys < 0:
             return self.first(self.length() + keys)
         return self._each(lambda array, axis: jnp.pad(
@@ -110,7 +110,7 @@ class Cache(flax.struct.PyTreeNode):
     past: Any = ()
 
     def resized(self, keys: int) -> 'Cache':
-        """Returns the cache with room for `keys` more keys. If `keys` is negative, removes the last -keys keys."""
+        """Returns the cache with room for `keys` more keys. A negative number removes the last keys."""
         return self.replace(past=jax.tree.map(lambda past: past.resized(keys), self.past,
                                               is_leaf=lambda node: isinstance(node, Past)))
 
@@ -118,7 +118,7 @@ class Cache(flax.struct.PyTreeNode):
 def no_ancestors(batch: int, beam: int, slots: int) -> Ancestors:
     """Returns an empty table of ancestors for `slots` steps. All entries are -1.
 
-    Later, an entry is the number, 0 to beam - 1, of the hypothesis that wrote the key of this step.
+    Later, an entry is the index of the hypothesis that wrote the key of this step.
     """
     return jnp.full((batch, beam, slots), -1, jnp.int32)
 

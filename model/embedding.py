@@ -1,4 +1,4 @@
-"""Token embeddings and the output projection, which may share one table (section 3.4).
+"""Token embeddings and the output projection. They may share one table (section 3.4).
 
 Press and Wolf 2017 (arXiv:1608.05859) introduced this sharing of weights.
 """

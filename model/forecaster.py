@@ -1,7 +1,7 @@
 """Forecasting of time series: a decoder-only Transformer over patches of a series.
 
-The model reads a series in patches, like `model/patches.py`, with a causal mask: each patch sees itself and the patches
-before it, and predicts the next patch. Das et al. 2024 (TimesFM, arXiv:2310.10688) use this architecture.
+The model reads a series in patches, as in `model/patches.py`. The mask is causal: each patch sees itself and the
+previous patches, and predicts the next patch. Das et al. 2024 (TimesFM, arXiv:2310.10688) use this architecture.
 """
 
 import flax.linen as nn

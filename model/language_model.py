@@ -85,8 +85,9 @@ class LanguageModel(nn.Module):
         columns = np.arange(length)[None]
         # The look-ahead mask uses the columns and not `positions`, which begins with 0 in each document.
         relation = Relation.within(columns, visible=tokens != self.pad, segments=segments, causal=True)
-        x = self._embed(tokens, columns if positions is None else positions, length, deterministic)
-        return self._project(self.encoder(x, relation, deterministic))
+        with at_positions(positions, keys=positions):
+            x = self._embed(tokens, columns if positions is None else positions, length, deterministic)
+            return self._project(self.encoder(x, relation, deterministic))
 
     def encode(self, prompt: Int[Array, 'batch prompt']) -> Prompt:
         """Returns the keys and values of a prompt, computed in one pass. Padding must be at the end of the prompt."""

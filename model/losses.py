@@ -36,7 +36,7 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
     """Returns the cross-entropy with the smoothed target distribution q = (1 - eps) * onehot + eps * u (section 5.4).
 
     eps is `label_smoothing`. u is uniform over the classes that can occur. The classes in `absent` cannot occur,
-    because an imported vocabulary has no tokens with these numbers. The loss is computed without q. With
+    because an imported vocabulary has no tokens with these ids. The loss is computed without q. With
     p = softmax(logits):
 
         -sum_c q_c log p_c = logsumexp(logits) - (1 - eps) * logit[target] - eps * mean(logits)

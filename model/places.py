@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from model.relation import UNRESTRICTED, Relation
@@ -63,12 +64,15 @@ class Lens:
       read: a function that takes the name of a place and returns True if the value is captured. If `read` is None, no
         value is captured. An edited value is captured after the edit.
       captured: the captured values by the name of the place.
-      positions: positions of the tokens of this step, int [#batch, 1]; None if the pass computes all positions.
+      positions: positions of the tokens, int [#batch, 1] in a step of a search; None if the tokens of the pass have
+        the positions 0, 1, 2 ...
+      keys: positions of the keys of self-attention, int [#batch, key]; None if the relation has these positions.
     """
     edit: Editor = lambda name: None
     read: Callable[[str], bool] | None = None
     captured: dict[str, Array] = dataclasses.field(default_factory=dict)
     positions: Array | None = None
+    keys: Array | None = None
 
     def reads(self, name: str) -> bool:
         """Returns whether the lens captures the value at the place `name`."""
@@ -114,12 +118,13 @@ def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTE
         positions = jnp.arange(length)[None] if lens.positions is None else lens.positions
         keys = None
         if pairs:
-            keys = jnp.arange(whole.shape[3])[None] if relation.source is None else jnp.asarray(relation.source)
-        edited = jnp.asarray(edit(whole, At(name, axes, positions, keys, relation.whole_mask() if pairs else None)))
-        if edited.shape != whole.shape:
-            raise ValueError(f'{name}: an edit returns the shape {edited.shape}, but the value has {whole.shape} '
+            keys = lens.keys if relation.source is None or lens.keys is not None else jnp.asarray(relation.source)
+            keys = jnp.arange(whole.shape[3])[None] if keys is None else keys
+        edited = edit(whole, At(name, axes, positions, keys, relation.whole_mask() if pairs else None))
+        if np.shape(edited) != whole.shape:
+            raise ValueError(f'{name}: an edit returns the shape {np.shape(edited)}, but the value has {whole.shape} '
                              f'({", ".join(axes)})')
-        whole = edited.astype(value.dtype)
+        whole = jnp.asarray(edited, value.dtype)
     if lens.reads(name):
         lens.captured[name] = whole
     return whole.reshape(value.shape)
@@ -138,14 +143,13 @@ def axes_of(name: str) -> tuple[str, ...]:
 def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
     """Returns the name of the module's argument that contains the tokens along `axis` of the place `name`.
 
-    `arguments` are the names of all arguments. For texts, they are one name, or 'source' and 'target'. For images and
-    series, the tokens are the patches of the argument 'inputs'. `arguments` may then contain more names, such as the
-    name of a mask.
+    `arguments` are the names of all arguments. An encoder-decoder has the arguments 'source' and 'target'. A language
+    model has 'tokens', and in training also the names of the segments and positions. For images and series, the tokens
+    are the patches of 'inputs', and there may be more names, such as the name of a mask.
     """
-    if 'inputs' in arguments:
-        return 'inputs'
-    if len(arguments) == 1:
-        return arguments[0]
+    for single in 'inputs', 'tokens':
+        if single in arguments:
+            return single
     name = name.partition('/')[2] if name.startswith('members_') else name
     cross = 'cross_attention' in name and (axis == 'key' or name.endswith(('/keys', '/values')))
     return 'source' if cross or name.startswith(('encoder', 'source')) else 'target'
@@ -165,13 +169,21 @@ def reading() -> bool:
 
 
 @contextlib.contextmanager
-def at_positions(positions: Int[Array, '*#batch']) -> Iterator[None]:
-    """Sets the token positions of the body, one step of a search: one for all sentences, or one for each sentence."""
+def at_positions(positions: Int[Array, '*#batch'] | Int[Array, '#batch length'] | None,
+                 keys: Int[Array, '#batch length'] | None = None) -> Iterator[None]:
+    """Sets the positions of the tokens in the body: in a step of a search, or in a row that contains several documents.
+
+    Args:
+      positions: for a step of a search, one position for all sentences or for each sentence. For a row of documents,
+        the position of each token in its document. If `positions` is None, this context manager has no effect.
+      keys: the positions of the keys of self-attention. By default, the relation of the attention has these positions.
+    """
     lens = _lens.get()
-    if lens is None:
+    if lens is None or positions is None:
         yield
     else:
-        with _active(dataclasses.replace(lens, positions=positions.reshape(-1, 1))):
+        positions = positions if positions.ndim == 2 else positions.reshape(-1, 1)
+        with _active(dataclasses.replace(lens, positions=positions, keys=keys)):
             yield
 
 

@@ -85,8 +85,8 @@ class PositionalEncoding(nn.Module):
         if self.scheme != 'learned':
             return jnp.zeros((*positions.shape, self.d_model))
         if length > self.max_length:
-            raise ValueError(f'learned positions end at max_length={self.max_length}, but {length} are needed. Shorten '
-                             'the input, or train with a larger max_length or with position=sinusoidal.')
+            raise ValueError(f'position=learned: there are only max_length={self.max_length} positions, but {length} '
+                             'are needed. Shorten the input, or train with a larger max_length or position=sinusoidal.')
         init = nn.with_logical_partitioning(nn.initializers.normal(self.d_model ** -0.5), ('position', 'embed'))
         table = self.param('table', init, (self.max_length, self.d_model), unbox=True)
         return table[jnp.asarray(positions)]
@@ -172,7 +172,7 @@ def relative_buckets(offset: Int[Array, '*n'], bidirectional: bool) -> Int[Array
 
 
 class AlibiBias(flax.struct.PyTreeNode):
-    """ALiBi's bias on the scores, -slope * |i - j|, which makes the weights of distant keys smaller."""
+    """ALiBi's bias on the scores, -slope * |i - j|. It makes the weights of distant keys smaller."""
     slopes: Float[Array, ' heads']
 
     def __call__(self, target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],

@@ -31,7 +31,7 @@ def padding_mask(visible: Bool[Array, 'batch source']) -> Bool[Array, 'batch 1 1
 
 def segment_mask(target: Int[Array, 'batch target'],
                  source: Int[Array, 'batch source']) -> Bool[Array, 'batch 1 target source']:
-    """Returns the mask of packed examples: query t sees key s if their segment numbers are equal."""
+    """Returns the mask of packed examples: query t sees key s if they are in the same segment."""
     return target[:, None, :, None] == source[:, None, None, :]
 
 
@@ -62,8 +62,8 @@ class Relation(flax.struct.PyTreeNode):
       target: positions of the queries.
       source: positions of the keys.
       visible: False where a key is padding.
-      target_segments: the number of the packed example of each query. Packed examples do not see each other.
-      source_segments: the number of the packed example of each key.
+      target_segments: the index of the packed example of each query. Packed examples do not see each other.
+      source_segments: the index of the packed example of each key.
       mask: an additional mask.
       bias: the function that computes the bias of relative positions on the scores.
       causal: if True, a query does not see keys at later positions than its own position.
@@ -114,7 +114,7 @@ class Relation(flax.struct.PyTreeNode):
         return jnp.asarray(self.target), jnp.asarray(self.source)
 
     def rows(self) -> tuple[dict[str, AnyArray], dict[str, int]]:
-        """Returns the fields that have an axis of queries, and the number of this axis in each field."""
+        """Returns the fields that have an axis of queries, and the index of this axis in each field."""
         axes = {'target': 1, 'target_segments': 1, 'mask': 2}
         fields = {name: getattr(self, name) for name in axes}
         present = {name: field for name, field in fields.items() if field is not None and field.shape[axes[name]] > 1}

@@ -16,7 +16,7 @@ from model.relation import UNRESTRICTED, Relation
 
 
 class Decoder(nn.Module):
-    """The stack of N decoder blocks, which reads embedded target tokens (section 3.1)."""
+    """The stack of N decoder blocks. The stack reads embedded target tokens (section 3.1)."""
     config: BlockConfig
     num_layers: int
 

@@ -79,7 +79,7 @@ def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
 
 
 def damaged_metrics(workdir: Path) -> list[int]:
-    """Returns the numbers of the damaged lines of metrics.jsonl, counted from 1.
+    """Returns the line numbers of the damaged lines of metrics.jsonl, from 1.
 
     An incomplete last line does not count as damaged, because a killed run may leave such a line.
     """

@@ -118,7 +118,7 @@ def vocabulary_difference(config: ConfigDict, tokenizers: Mapping[str, Tokenizer
 
 
 def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
-    """Returns an ensemble of the models. Returns the model itself if there is only one.
+    """Returns an ensemble of the models. Returns the model itself if there is only one model.
 
     Raises:
       UserError: if a model cannot be a member of the ensemble.
@@ -140,7 +140,7 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
         if member.config.data.packing != first.config.data.packing:  # decides whether texts begin with the start token
             raise UserError(f'{member.workdirs[0]} has config.data.packing={member.config.data.packing}, and '
                             f'{first.workdirs[0]} has {first.config.data.packing}. The runs of an ensemble must have '
-                            'the same config.data.packing. Leave out one of the runs')
+                            'the same config.data.packing. Remove one of the runs')
     config = first.config.copy_and_resolve_references()
     length = TASKS[config.task].longest.removeprefix('data.')
     config.data[length] = min(model.config.data[length] for model in models)
@@ -193,7 +193,7 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
                         'the same task and vocabulary')
     longest, limit = TASKS[config.task].longest, teacher.module.length_limit
     if limit and flatten(config)[longest] > limit:
-        raise UserError(f'{option}: the teacher has learned positions for {limit} tokens, but config.{longest}='
+        raise UserError(f'{option}: the teacher supports at most {limit} tokens, but config.{longest}='
                         f'{flatten(config)[longest]}. Lower config.{longest} to {limit}')
     return teacher
 
@@ -239,7 +239,7 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 def _check_parameters(module: nn.Module, task: str, sizes: Mapping[str, Any], params: Params) -> None:
     """Raises ValueError if names or shapes of `params` do not match the module. The message names one parameter.
 
-    The check traces the module, which takes a tenth of the time of a short decoding. So the check is not repeated for a
+    The check traces the module. This takes a tenth of the time of a short decoding. So the check is not repeated for a
     combination of module, shapes and code that has passed it before. A file in the user's cache records this.
     """
     shapes = _shapes(params)

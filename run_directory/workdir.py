@@ -252,7 +252,7 @@ class RunDirectory:
                 self._lock = lock_directory(self.path, LOCK, 'runs')
             except BlockingIOError:
                 raise UserError(f'{self.path} is in use by another training ({self._read_lease() or "unknown"}). Wait '
-                                'until it ends, stop it, or use another --workdir') from None
+                                'until that training ends, stop it, or use another --workdir') from None
         started = datetime.datetime.now().astimezone().isoformat(' ', timespec='seconds')
         self._lease = (f'process {os.getpid()} on {socket.gethostname()}, started {started}, '
                        f'lease {uuid.uuid4().hex[:8]}')

@@ -28,12 +28,12 @@ _rounds = itertools.count()
 
 
 def is_leader() -> bool:
-    """Returns whether this process is the leader, process 0, which makes decisions and writes metrics and log files."""
+    """Returns whether this process is the leader (process 0). The leader decides, and writes metrics and log files."""
     return jax.process_index() == 0
 
 
 def exchange(purpose: str, value: Any) -> list[Any]:
-    """Sends a value to all processes, and returns the values of all processes, in the order of the process numbers.
+    """Sends a value to all processes, and returns the values of all processes, in the order of the process ids.
 
     Every process of the job must call this function.
 
@@ -68,7 +68,7 @@ def exchange(purpose: str, value: Any) -> list[Any]:
 
 
 def _collect(client: Any, prefix: str, purpose: str) -> list[Any]:
-    """Waits for the values of all processes, and returns them in the order of the process numbers."""
+    """Waits for the values of all processes, and returns them in the order of the process ids."""
     deadline, waiting, pause = time.monotonic() + PATIENCE, Waiting(purpose), 0.0005
     while True:
         values = {int(key.rpartition('/')[2]): text for key, text in client.key_value_dir_get(prefix)}
@@ -102,7 +102,7 @@ def from_leader(purpose: str, decide: Callable[[], T]) -> T:
 
 
 def different(purpose: str, value: Any) -> list[int]:
-    """Returns the numbers of the processes whose `value` differs from the value of the leader."""
+    """Returns the ids of the processes whose `value` differs from the value of the leader."""
     values = exchange(purpose, value)
     return [number for number, other in enumerate(values) if other != values[0]]
 

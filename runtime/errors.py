@@ -69,8 +69,8 @@ def little_memory_explained() -> Iterator[None]:
 def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
     """Runs the body, which executes the user's Python file at `path`. Turns exceptions of the file into a UserError.
 
-    The message is like 'PATH:LINE: NameError: ...'. If `only` is True, only exceptions that were raised in the file
-    become a UserError. Other exceptions are raised unchanged.
+    The message has the form 'PATH:LINE: NameError: ...'. If `only` is True, only exceptions that were raised in the
+    file become a UserError. Other exceptions are raised unchanged.
     """
     try:
         yield

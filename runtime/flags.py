@@ -34,7 +34,10 @@ def define_flags(declared: type) -> None:
 
 
 def flags_as(declared: type[Values], **values: Any) -> Values:
-    """Returns an instance of a dataclass with the values of its flags. `values` are the values of all other fields."""
+    """Returns an instance of the dataclass `declared`.
+
+    A field that has a flag gets the value of the flag. All other fields are in `values`.
+    """
     return declared(**{field.name: flags.FLAGS[field.name].value for field in _flags_of(declared)}, **values)
 
 

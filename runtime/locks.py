@@ -35,7 +35,7 @@ def locked(path: Path, create: bool = True) -> IO[bytes]:
 
 def lock_directory(directory: Path, name: str, users: str, *, waiting: str = '',
                    inheritable: bool = False) -> IO[bytes]:
-    """Locks a directory by a lock on the file `name` in it, and returns the open file.
+    """Locks a directory by a lock on its file `name`, and returns the open file.
 
     On file systems without locks, logs a warning and returns the open file without a lock.
 

@@ -1,4 +1,4 @@
-"""Stops a run on SIGTERM, which schedulers send before they kill a process, and on SIGINT (Ctrl-C)."""
+"""Stops a run on SIGTERM and SIGINT (Ctrl-C). Schedulers send SIGTERM before they kill a process."""
 
 import contextlib
 import logging

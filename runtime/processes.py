@@ -45,19 +45,19 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
             patience: int = agreement.PATIENCE) -> None:
     """Connects this process with the other processes of its job, if there are any. Call this before using a device.
 
-    Without arguments, JAX detects the job: several tasks of one `srun` (Slurm), TPU pods and GKE, and an indexed
-    Kubernetes Job if the package `kubernetes` is installed (jax[k8s]). Any other process runs alone, including a
-    process in an interactive Slurm allocation. If a process of the job does not arrive, this process ends with the
-    status STOPPED.
+    Without arguments, JAX detects the job. JAX detects several tasks of one `srun` (Slurm), TPU pods and GKE. It also
+    detects an indexed Kubernetes Job if the package `kubernetes` is installed (jax[k8s]). Any other process runs alone,
+    including a process in an interactive Slurm allocation. If a process of the job does not arrive, this process ends
+    with the status STOPPED.
 
     Args:
       address: HOST:PORT of process 0, reachable from all processes.
       count: the number of processes.
-      number: the number of this process, from 0.
+      number: the id of this process, from 0.
       patience: seconds to wait for a missing or slow process, at the start and during the job.
 
     Raises:
-      UserError: if only some of the arguments are given, a value is not allowed, two processes have the same number,
+      UserError: if only some of the arguments are given, a value is not allowed, two processes have the same id,
         the port is in use, or the processes have different numbers of devices.
     """
     agreement.PATIENCE = patience
@@ -69,7 +69,7 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
             return check_devices()
     elif address is None or count is None or number is None:
         raise UserError(f'{", ".join(missing)} is missing. Set all of the three flags {", ".join(flags)}, or none of '
-                        'them. Each process needs a different --process_id')
+                        'them. Every process needs its own --process_id')
     else:
         host, _, port = address.rpartition(':')
         if not host or not re.fullmatch(r'[0-9]{1,5}', port) or not 0 < int(port) < 65536:
@@ -114,7 +114,7 @@ def refuse_unequal_devices() -> None:
 
 
 def lost(error: BaseException | None) -> bool:
-    """Returns whether the loss of another process of the job has caused `error`, directly or indirectly."""
+    """Returns whether `error` occurred because another process of the job has ended or does not respond."""
     while error is not None:
         text = str(error)
         if (isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(text)

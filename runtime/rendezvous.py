@@ -1,8 +1,8 @@
 """Checks that all processes of a job are started correctly, before JAX connects them.
 
-JAX aborts a process if two processes have the same number, or if a process is missing. JAX crashes if the port is in
+JAX aborts a process if two processes have the same id, or if a process is missing. JAX crashes if the port is in
 use. So the processes connect to the coordinator's address before JAX does. Each process sends its ticket, a line of
-JSON with the number of the process. Process 0 sends the same answer (the verdict) to all processes. Then process 0
+JSON with the id of the process. Process 0 sends the same answer (the verdict) to all processes. Then process 0
 frees the port for JAX's coordinator.
 """
 
@@ -32,7 +32,7 @@ class Missing(Exception):
 
 
 def listed(numbers: Collection[int]) -> str:
-    """Returns the numbers of processes as text, such as 'process 3' or 'processes 1, 3'."""
+    """Returns the ids of processes as text, such as 'process 3' or 'processes 1, 3'."""
     return f'process{"es" if len(numbers) > 1 else ""} {", ".join(map(str, sorted(numbers)))}'
 
 
@@ -43,7 +43,7 @@ class Waiting:
         self._purpose, self._next = purpose, time.monotonic() + QUIET
 
     def log(self, missing: Collection[int]) -> None:
-        """Logs the numbers of the missing processes if the next log line is due."""
+        """Logs the ids of the missing processes if the next log line is due."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REPEAT
             log.warning('waiting for %s (%s)', listed(missing), self._purpose)
@@ -56,11 +56,11 @@ def meet(host: str, port: int, count: int, number: int, patience: float | int) -
       host: an address of process 0.
       port: the port at this address.
       count: the number of processes.
-      number: the number of this process, from 0.
+      number: the id of this process, from 0.
       patience: seconds to wait for the other processes.
 
     Raises:
-      UserError: if the port is in use, two processes have the same number, or the processes disagree about `count`.
+      UserError: if the port is in use, two processes have the same id, or the processes disagree about `count`.
       Missing: if a process does not arrive.
     """
     ticket = {'count': count, 'number': number, 'where': f'{socket.gethostname()}, PID {os.getpid()}',
@@ -91,8 +91,8 @@ def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> di
         time.sleep(0.2)
     if strangers:
         raise UserError(f'{address}: another program answers at this address. Use a free port. If this job has already '
-                        f'started, two processes may have --process_id={ticket["number"]}: give each process a '
-                        'different --process_id')
+                        f'started, two processes may have --process_id={ticket["number"]}: give every process '
+                        'its own --process_id')
     return {'missing': f'{address}: process 0 does not answer at this address ({reason}). Start process 0 at an '
                        'address that all processes can reach'}
 
@@ -159,7 +159,7 @@ def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any
     if error is None:
         arrived[number] = ticket, connection
         return None
-    verdict = {'error': f'{error}. Give all processes the same --num_processes, and each process a different '
+    verdict = {'error': f'{error}. Give all processes the same --num_processes, and every process its own '
                         f'--process_id ({listed(arrived)} arrived)'}
     _send(verdict, [connection])
     return verdict

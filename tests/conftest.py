@@ -39,6 +39,7 @@ assert not set(PACKAGES) & set(sys.modules), 'imported before the hook: not chec
 jaxtyping.install_import_hook(PACKAGES, 'beartype.beartype')
 
 from kernels.xla import avoid_wrong_sums  # noqa: E402
+from tests.mappings import few_mappings  # noqa: E402, F401 (a fixture)
 from tests.scripts import cache, copy, data, run, whole  # noqa: E402, F401 (fixtures)
 
 avoid_wrong_sums()  # before JAX starts its backends

@@ -51,7 +51,7 @@ def run(*arguments, body='pass'):
     (['--step=x'], '--step=x: must be a whole number'),
     (['--config.model.remat=x'], '--config.model.remat=x: must be true or false'),
     (['--stepp=1'], "Unknown command line flag 'stepp'. Did you mean: step ?"),
-    (['step=1'], "unexpected argument 'step=1': options are flags, --name=value"),
+    (['step=1'], "unexpected argument 'step=1'. Write options as flags, --name=value"),
     (['--config=no/such.py', '--config.seed=1'],
      '--config=no/such.py does not exist. Use the file of a recipe, for example configs/demo.py'),
     (['--config=configs/dmeo.py', '--config.seed=1'],

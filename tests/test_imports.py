@@ -1,6 +1,7 @@
 """Imports run downward only: the contracts of pyproject.toml, and the modules of one file that they do not cover."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -66,3 +67,14 @@ def test_an_upward_import_is_found(tmp_path):
     (tmp_path / 'model' / 'attention.py').write_text('def attend():\n    import configs\n')
     done = lint_imports(tmp_path)
     assert done.returncode == 1 and 'model.attention -> configs' in done.stdout
+
+
+def test_tests_that_need_a_library_of_interchange_are_marked():
+    """Without the mark, .ci/run would skip them: it installs these libraries after the unmarked tests."""
+    unmarked = []
+    for path in sorted(ROOT.glob('tests/**/test_*.py')):
+        text = path.read_text()
+        if re.search(r"importorskip\(('(torch|transform|ctranslate2|tokenizers|nnsight|mlflow|wandb)|library)",
+                     text) and 'pytest.mark.interchange' not in text:
+            unmarked.append(path.relative_to(ROOT))
+    assert not unmarked

@@ -130,7 +130,7 @@ def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> 
 
 
 class Recipe:
-    """What a recipe defines for a training run, except the data.
+    """The parts of a training run that a recipe defines, except the data.
 
     Attributes:
       config: the recipe's options.
@@ -147,7 +147,8 @@ class Recipe:
           UserError: if plans do not support the recipe.
         """
         if config.train.teacher:
-            raise UserError(f'config.train.teacher={config.train.teacher}: plans do not support a teacher. Remove it')
+            raise UserError(f'config.train.teacher={config.train.teacher}: plans do not support a teacher. Remove the '
+                            'option')
         self.config = config
         self.batch, self.rows = assumed_batch(config, length, shares * config.train.accumulate)
         self.module = build_model(config.model, **assumed_sizes(config), pad=PAD)
@@ -170,7 +171,7 @@ class Recipe:
         return matmul_flops(step, nn.unbox(self.boxed), self.batch)
 
     def for_parts(self, config: ConfigDict) -> 'Recipe':
-        """Returns a copy of the recipe for `config`, which may differ in parallel and train.accumulate."""
+        """Returns a copy of the recipe for `config`. Only parallel and train.accumulate may differ."""
         assert self.flops  # cached here, so that the copies share `flops` and `boxed`
         recipe = copy.copy(self)
         recipe.config, recipe.parts = config, self.parts | {'accumulate': config.train.accumulate}

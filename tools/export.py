@@ -31,7 +31,7 @@ def main() -> None:
         missing = [name for name in ('workdir', 'to', 'output') if not flags.FLAGS[name].value]
         raise UserError(f'--{missing[0]} is missing. Use --workdir=RUN --to=FORMAT --output=DIR')
     if QUANTIZATION.present and TO.value != 'ctranslate2':
-        raise UserError(f'--quantization does not apply to --to={TO.value}. Remove it')
+        raise UserError(f'--quantization does not apply to --to={TO.value}. Remove --quantization')
     written = export(WORKDIR.value, OUTPUT.value, TO.value, CHECKPOINT.value, QUANTIZATION.value)
     print('\n'.join(str(path) for path in written))
 

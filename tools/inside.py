@@ -71,7 +71,8 @@ def check_flags() -> None:
         raise UserError(f'--{missing[0]} is missing. Use --workdir=RUN --what={"|".join([*SPLITS, *TEXTS])}')
     for name, analyses in NEEDS.items():
         if values[name].present and WHAT.value not in analyses:
-            raise UserError(f'--{name} does not apply to --what={WHAT.value}, but to {", ".join(analyses)}. Remove it')
+            raise UserError(f'--{name} does not apply to --what={WHAT.value}. It applies only to --what='
+                            f'{"|".join(analyses)}. Remove --{name}')
     for name in ['text'] * (WHAT.value in TEXTS) + ['other'] * (WHAT.value == 'patching'):
         if not values[name].value:
             raise UserError(f'--what={WHAT.value} needs --{name}=TEXT')

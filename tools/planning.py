@@ -104,8 +104,8 @@ def sizes_of_mesh(config: ConfigDict, topology: Topology) -> dict[str, int]:
     sizes = {axis: topology.devices // product if size == -1 else size for axis, size in sizes.items()}
     if sizes['data'] * sizes['fsdp'] * sizes['tensor'] != topology.devices:
         requested = ', '.join(f'{axis}={config.parallel[axis]}' for axis in AXES)
-        raise UserError(f'config.parallel: the product of {requested} is not the number of devices of {topology}, '
-                        f'{topology.devices}. Set one axis to -1 to use all devices')
+        raise UserError(f'config.parallel: the product of {requested} must be {topology.devices}, the number of '
+                        f'devices of {topology}. Set one axis to -1 to use all devices')
     return sizes
 
 
@@ -182,7 +182,7 @@ def seconds_a_token(plan: Plan) -> tuple[float, float]:
     """Returns two estimates of the seconds per target position. A search ranks plans by these estimates.
 
     The first estimate is a lower bound, rounded to three digits. It assumes that arithmetic, memory traffic and links
-    overlap completely. The second estimate assumes that they do not overlap.
+    overlap completely. The second estimate assumes no overlap.
     """
     best = plan.bounds
     return float(f'{best.seconds / plan.tokens:.3g}'), (best.arithmetic + best.memory + best.links) / plan.tokens

@@ -2,7 +2,7 @@
 
 XLA's own figure, `cost_analysis()['bytes accessed']`, is neither an upper nor a lower bound. XLA counts the body of a
 loop only once, for any number of iterations. On TPUs, XLA also counts operands that stay in the core's own memory
-(VMEM). This module counts the body of a loop once per iteration if the number of iterations is known. It leaves out
+(VMEM). This module counts the body of a loop once per iteration if the number of iterations is known. It does not count
 operands in VMEM: the layout of an array contains its memory space. The result is an upper limit, because an operand
 counts completely even if a fusion reads only a part of it. Only slices and gathers count the part that they read.
 """
@@ -227,7 +227,7 @@ def axes_of(group: Sequence[int], mesh: Mapping[str, int]) -> str:
 
 
 def _array_bytes(shape: str, device: bool = False) -> list[float]:
-    """Returns the bytes of each array of a shape. If `device`, arrays in the core's memory ('S(1)', ...) count 0."""
+    """Returns the bytes of each array of a shape. If `device`, returns 0 for arrays in the core's memory ('S(1)')."""
     return [0 if device and re.search(r'S\([1-9]', layout) else
             SIZES[dtype] * math.prod(sizes) for dtype, sizes, layout in arrays_of(shape) if dtype in SIZES]
 

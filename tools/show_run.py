@@ -32,7 +32,7 @@ def main(folder: str) -> None:
 
 
 def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
-    """Yields the sections of a run's summary as (heading, lines), from top to bottom. Empty sections are left out."""
+    """Yields the sections of a run's summary as (heading, lines), from top to bottom. Empty sections are omitted."""
     config, workdir = run.config, run.workdir
     steps, parameters = read_checkpoints(workdir)
     yield 'run', [f'{workdir}: {run.state}']

@@ -75,11 +75,11 @@ def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
     kept = [source for source in sources if model.reads_whole(source)]
     if not any(source.strip() for source in kept):
         raise UserError(f'every training source has more than {model.max_length - 1} tokens (config.data.max_length='
-                        f'{model.max_length}), so the teacher would cut every source. Use a teacher that was '
-                        'trained with a larger config.data.max_length')
+                        f'{model.max_length}), so the teacher would truncate every source. Use a teacher that '
+                        'was trained with a larger config.data.max_length')
     if omitted := len(sources) - len(kept):
-        log.warning('left out %d of %d training sources, because they have more than %d tokens '
-                    '(config.data.max_length) and the teacher would translate only the first tokens',
+        log.warning('skipped %d of %d training sources: they have more than %d tokens (config.data.max_length), so '
+                    'the teacher would translate only the first tokens',
                     omitted, len(sources), model.max_length - 1)
     return kept
 

@@ -53,8 +53,8 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
     sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
     if math.prod(sizes) != len(devices):
         requested = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
-        raise UserError(f'config.parallel: the product of {requested} is not the number of devices, {len(devices)} '
-                        f'({devices[0].device_kind} x {len(devices)}). Set one axis to -1 to use all devices')
+        raise UserError(f'config.parallel: the product of {requested} must be the number of devices, but there are '
+                        f'{len(devices)} devices ({devices[0].device_kind}). Set one axis to -1 to use all devices')
     # jax.make_mesh makes Explicit axes by default, and nn.Embed fails on Explicit axes.
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
@@ -114,7 +114,7 @@ def computing_shardings_of(boxed: PyTree, stored: PyTree[NamedSharding], mesh: M
 
 
 def without_fsdp(sharding: NamedSharding) -> NamedSharding:
-    """Returns a sharding like `sharding`, but not sharded along the mesh axis 'fsdp'."""
+    """Returns `sharding` without the mesh axis 'fsdp'."""
     return NamedSharding(sharding.mesh, PartitionSpec(*(
         _entry(tuple(axis for axis in _axes(entry) if axis != 'fsdp')) for entry in sharding.spec)))
 

@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] (protobuf's)
-from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboardX.summary import image, scalar, text
-from tensorboardX.utils import figure_to_image
 
 from run_directory.records import METRICS_FILE, read_metrics
 from runtime.agreement import is_leader
 from runtime.errors import full_disk_explained
 from runtime.files import write_text
+from runtime.imports import without
 from training.trackers import grouped, open_trackers
+
+# tensorboardX imports PyTorch if it is installed, only for the name of a type. This takes 1.7 s of processor time.
+with without('torch'):
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] (protobuf)
+    from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+    from tensorboardX.summary import image, scalar, text
+    from tensorboardX.utils import figure_to_image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

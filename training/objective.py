@@ -9,7 +9,7 @@ from `key`; if `key` is None there is no dropout. Keywords override attributes o
 The result contains sums over targets. The train step adds the sums of the parts of a batch, and divides once by the
 number of tokens. The train step uses no other property of an objective. If an objective needs arrays, such as a
 teacher's parameters, make the objective a `jax.tree_util.Partial` with the arrays as arguments. Then the arrays are
-placed on the devices and passed like the state.
+placed on the devices and passed as arguments.
 
 To add an objective, write a function here and add a line to `OBJECTIVES`. A variant such as R-Drop goes into the
 function that makes the objective of its task.

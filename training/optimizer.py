@@ -1,5 +1,6 @@
 """Learning-rate schedules, the optimizer and a moving average of the parameters, made with optax."""
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,8 +11,11 @@ import optax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from configs.rules import warmup_steps
 from runtime.errors import UserError
 from training.tuning import EVERYTHING, Tuning, parameter_name
+
+log = logging.getLogger('allyouneed.train')
 
 SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
 
@@ -25,9 +29,13 @@ def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps
       section 5.3).
     'inverse_sqrt': the same curve, defined by its peak: peak * min(step / warmup, sqrt(warmup / step)).
     'cosine': rises linearly to the peak over `warmup` steps. Then falls like half a period of a cosine to peak * final
-      at `steps`.
+      at `steps`. If the warm-up is not shorter than `steps`, it is shortened (`warmup_steps`) with a warning.
     """
-    peak, warmup = config['peak'], config['warmup']
+    peak, warmup = config['peak'], warmup_steps(config, steps)
+    if warmup != config['warmup']:
+        log.warning('the warmup has %d steps instead of config.optimizer.warmup=%d, because the training has only '
+                    'train.steps=%d. To choose another value, set config.optimizer.warmup', warmup, config['warmup'],
+                    steps)
     if config['schedule'] == 'paper':
         peak = config['factor'] * (d_model * warmup) ** -0.5
     if config['schedule'] in ('paper', 'inverse_sqrt'):

@@ -39,12 +39,15 @@ def tracked(objective: Objective, names: Sequence[str]) -> Objective:
 def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch) -> dict[str, Float[Array, '...']]:
     """Returns {statistic: sum over the tokens of a batch} of a place. The entry 'count' is the number of tokens.
 
-    'entropy' is the entropy of the attention weights of a query, in nats. 'first_token' is the weight on the first key.
-    'norm' is the Euclidean norm of a vector. If the place has an axis of heads, the sums are [head].
+    'entropy' is the entropy of the attention weights of a query, in nats. 'first_token' is the weight on the first key,
+    in rows of several documents on the first key of the document. 'norm' is the Euclidean norm of a vector. If the
+    place has an axis of heads, the sums are [head].
     """
     axes, value = axes_of(name), value.astype(jnp.float32)
     if axes == PAIRS:
-        statistics = {'entropy': jax.scipy.special.entr(value).sum(axis=-1), 'first_token': value[..., 0]}
+        positions = batch['inputs'].get('positions', jnp.arange(value.shape[-1])[None])
+        first = jnp.where((positions == 0)[:, None, None], value, 0).sum(axis=-1)  # other documents have the weight 0
+        statistics = {'entropy': jax.scipy.special.entr(value).sum(axis=-1), 'first_token': first}
         axes = axes[:-1]
     else:
         statistics, axes = {'norm': jnp.linalg.norm(value, axis=-1)}, axes[:-1]

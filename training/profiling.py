@@ -49,7 +49,7 @@ class ProfilerWindow:
             self.close()
 
     def close(self) -> None:
-        """Ends the trace if it has started, and logs how to view it."""
+        """Ends the trace if it has started, and logs how to view the trace."""
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()

@@ -117,7 +117,7 @@ def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., 
 
 
 def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptState:
-    """Returns an optimizer state whose learning-rate schedules are at `step`. Optax itself leaves out skipped steps."""
+    """Returns an optimizer state whose learning-rate schedules are at `step`. Optax does not count skipped steps."""
     def is_schedule(part):
         return isinstance(part, optax.ScaleByScheduleState)
 

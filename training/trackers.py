@@ -124,7 +124,7 @@ class MLflow:
 
 
 class Tolerant:
-    """A wrapper of a tracker. After a failure of the tracker, the wrapper no longer uses it, and training continues.
+    """A wrapper of a tracker. After a failure, the wrapper no longer uses the tracker, and training continues.
 
     metrics.jsonl still receives all metrics. The tracker receives the `grouped` names of the metrics. If `flat` is
     True, the tracker receives the names in metrics.jsonl, because an earlier version of this program started the run.

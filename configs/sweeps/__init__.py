@@ -64,7 +64,7 @@ def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
     a name. If a sweep sets the seed, the seed is always part of the name, so that more seeds can be added later.
 
     Args:
-      sweep: the runs, which must all be different.
+      sweep: the runs. All runs must differ from each other.
       options: all options of the config. In the names of runs, each option has its shortest unique name.
     """
     options = list(options)

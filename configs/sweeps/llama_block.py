@@ -1,4 +1,4 @@
-"""The block of *Attention Is All You Need*, each change that Llama makes to it, and all changes together; three seeds.
+"""The block of *Attention Is All You Need*, each change of Llama by itself, and all changes together; three seeds.
 
     python sweep.py --config=configs/llama_tiny.py --sweep=configs/sweeps/llama_block.py --workdir=sweeps/llama_block
 

@@ -37,5 +37,5 @@ def get_sweep(config):
 
 
 def shares(value, *shares):
-    """Returns the products of `value` and each share, rounded to whole numbers. Leaves out `value` itself."""
+    """Returns the products of `value` and each share, rounded to whole numbers, without `value` itself."""
     return sorted({max(1, round(value * share)) for share in shares} - {value})

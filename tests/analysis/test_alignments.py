@@ -51,7 +51,7 @@ def test_the_error_rate_is_that_of_och_and_ney():
 @pytest.mark.parametrize('look', ['cross', 'cross:9:1', 'cross:1:3', 'encoder:1:1', 'cross:1:1:1', 'cross:a:1'])
 def test_a_head_that_does_not_exist_is_refused(look):
     fake = types.SimpleNamespace(attention=Fixed().attention, forced_all=lambda pairs: [OUTPUT])
-    with pytest.raises(UserError, match='an alignment needs cross:LAYER:HEAD, with LAYER from 1 to 1 and HEAD from 1'):
+    with pytest.raises(UserError, match='cross:LAYER:HEAD or mean. LAYER is from 1 to 1, and HEAD is from 1'):
         chosen_head(look, fake)
     assert chosen_head('cross:1:2', fake) == Head(0, 1)
     assert chosen_head('cross:1', fake) == chosen_head('cross:1:mean', fake) == Head(0)

@@ -232,8 +232,8 @@ def test_an_image_and_a_series_are_explained(space, classes, grid, first):
         [0.0] * 3, [1.0] * 3, None if classes else [0.0] * 2, None if classes else [1.0] * 2), classes and (*classes,),
         () if classes else ('x', 'y'))
     model = Predictor(module, initialised(module, inputs=jnp.asarray(inputs)), form)
-    found = model.predict(inputs)[0]
-    explanation = explain_example(model, model.answer(inputs)[0], 3, 'dog')
+    found = model.predict(inputs).outputs[0]
+    explanation = explain_example(model, model.predict(inputs)[0], 3, 'dog')
     attention, = explanation.attention
     assert explanation.grid == grid and attention.keys[:2] == ['class token', first]
     assert attention.weights.shape == (1, 2, len(attention.queries), len(attention.keys))

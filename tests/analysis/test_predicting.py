@@ -33,7 +33,7 @@ def asked(run, **flags):
 
 def test_predictions_have_labels_probabilities_and_attention(run, images):
     predictions = run.predict(images)
-    log_probs = run.model.predict(images)
+    log_probs = run.model.predict(images).outputs
     assert predictions.labels == [str(index) for index in log_probs.argmax(axis=1)]
     np.testing.assert_allclose(predictions.probabilities, np.exp(log_probs))
     np.testing.assert_allclose(predictions.probabilities.sum(axis=1), 1, rtol=1e-5)

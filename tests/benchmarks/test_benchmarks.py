@@ -99,6 +99,7 @@ def test_ratios_are_of_turns(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.interchange
 def test_real_sentences(run):
     pytest.importorskip('ctranslate2', reason='needs the benchmark extra')
     machine, *found = lines('decode', '--workload=demo', f'--workdir={run}', '--turns=1', '--peers=ctranslate2.int8')
@@ -127,6 +128,7 @@ def test_speeds(name, arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.interchange
 @pytest.mark.parametrize('name, peer', [('train_step', 'torch'), ('decode', 'ctranslate2')])
 def test_peers(name, peer):
     pytest.importorskip(peer, reason='needs the benchmark extra')
@@ -138,6 +140,7 @@ def test_peers(name, peer):
         assert ratio.get('same_tokens', 1) > 0.99
 
 
+@pytest.mark.interchange
 @pytest.mark.parametrize('beam', [1, 3])
 def test_ctranslate2_decodes_what_we_decode(beam, tmp_path):
     pytest.importorskip('ctranslate2', reason='needs the benchmark extra')
@@ -152,6 +155,7 @@ def test_ctranslate2_decodes_what_we_decode(beam, tmp_path):
     assert same == 1 if beam == 1 else same >= 0.5  # our last token is the end token, so the best of several may differ
 
 
+@pytest.mark.interchange
 def test_torch_trains_a_model_of_our_size():
     torch = pytest.importorskip('torch', reason='needs the benchmark extra')
     from benchmarks.peers import torch_model

@@ -82,6 +82,17 @@ def scored(run, before, hypothesis):
     return float(log_probs[len(before) - 1:].sum())
 
 
+def test_documents_of_one_row_are_edited_like_separate_rows(runs):
+    weights = 'encoder/layers_1/self_attention/weights'
+    edited = runs['language_model'].edited([
+        Edit('freeze', weights, 'first', heads=[0]), Edit('freeze', weights, [[1.0, 0.0], [0.5, 0.5]], heads=[1]),
+        Edit('add', 'encoder/layers_0', VECTOR, positions=[1])])
+    tokens, apply = np.array([[1, 7, 8, 9, 1, 9, 5, 6]]), jax.jit(edited.model.module.apply)
+    packed = apply({'params': edited.model.params}, tokens, np.array([[1] * 4 + [2] * 4]), np.array([[0, 1, 2, 3] * 2]))
+    separate = apply({'params': edited.model.params}, tokens.reshape(2, 4))
+    np.testing.assert_allclose(packed.reshape(separate.shape), separate, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_the_order_of_edits_changes_no_bit(runs):
     edits = [*BATTERY['transformer'], Edit('add', 'decoder', [0.1] * 8), Edit('add', 'decoder', VECTOR),
@@ -144,12 +155,28 @@ def test_a_mean_is_that_of_all_tokens_of_the_corpus(runs):
     np.testing.assert_allclose(patched['decoder/layers_0'].values, np.tile(mean, (2, 1)), atol=1e-5)
 
 
+def test_weights_are_scaled_by_a_number_for_each_head(runs):
+    place, scales = f'{CROSS}/weights', [[[0.5]], [[2.0]]]
+    [plain], [scaled] = (run.inspect([('a', 'bc')], place) for run in (
+        runs['transformer'], runs['transformer'].edited([Edit('scale', place, scales)])))
+    np.testing.assert_allclose(scaled[place].values, plain[place].values * np.array(scales), rtol=1e-6)
+
+
+def test_images_and_inputs_of_another_form_are_refused(runs):
+    run = runs['patches']
+    with pytest.raises(UserError, match="^edit 'replace' at pooled: by='a': the model reads no text. Use numbers"):
+        run.edited([Edit('replace', 'pooled', 'a')])
+    with pytest.raises(UserError, match=r'^inputs have the shape \(2, 4, 4, 1\), but the model reads'):
+        run.inspect(np.zeros((2, 4, 4, 1)), 'encoder')
+
+
 def test_images_are_edited_too(runs):
     images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
     run = runs['patches']
     values = run.inspect(images, ['pooled', 'encoder/layers_1'])
     edited = run.edited([Edit('replace', 'pooled', values[1]['pooled'].values)])
-    np.testing.assert_allclose(edited.model.predict(images), np.tile(run.model.predict(images[1:2]), (3, 1)), atol=1e-5)
+    np.testing.assert_allclose(
+        edited.predict(images).outputs, np.tile(run.predict(images[1:2]).outputs, (3, 1)), atol=1e-5)
 
 
 def test_other_numbers_compile_nothing(runs):
@@ -186,8 +213,22 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (('replace', 'decoder', [[1.0, 2.0]]), r'the numbers have the shape \[1, 2\], but the place has \[position, 8\]'),
     (('freeze', f'{CROSS}/weights', [1.0]), r'have the shape \[1\], but the place has \[2, query, key\]'),
     (('freeze', 'decoder', 'uniform'), 'only attention weights can be frozen'),
-    (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be uniform, first or numbers"),
-    (('mean', f'{CROSS}/weights', ['a']), 'attention weights cannot be averaged over sentences')])
+    (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be an array of numbers, or one of uniform, first"),
+    (('mean', f'{CROSS}/weights', ['a']), 'attention weights cannot be averaged over sentences'),
+    (('zero', f'{CROSS}/heads', None, [True]), r'heads=\[True\] must be a list of whole numbers'),
+    (('zero', 'decoder', None, None, [2 ** 40]), r'positions=\[1099511627776\] must be a list of whole numbers'),
+    (('scale', 'decoder', 'abc'), 'by=abc must be a finite number, or a rectangular array of finite numbers'),
+    (('scale', 'decoder', {'a': 1}), 'must be a finite number'),
+    (('scale', 'decoder', 10 ** 400), 'must be a finite number'),
+    (('scale', 'decoder', float('nan')), 'by=nan must be a finite number'),
+    (('add', 'decoder', [[1.0, 2.0], [3.0]]), 'or a rectangular array of finite numbers'),
+    (('add', 'decoder', [None] * 8), 'must be a finite number'),
+    (('scale', f'{CROSS}/weights', [0.5, 1.0]), r'have the shape \[2\], but the place has \[2, 1, 1\]'),
+    (('replace', 'decoder', np.zeros((0, 8))), r'have the shape \[0, 8\], but the place has \[position, 8\]'),
+    (('freeze', f'{CROSS}/weights', np.zeros((2, 0))), r'have the shape \[2, 0\], but the place has \[2, query, key\]'),
+    (('replace', 'decoder', ['a', 'b', 'c']), r'^text 1 is .* must be a source, a pair \(source, target\)'),
+    (('mean', 'decoder', ['a', 1]), "^text 2 is '1': must be a source"),
+    (('mean', 'decoder', 'vaildation'), "^edit 'mean': by=vaildation must be one of train, validation, test")])
 def test_an_impossible_edit_is_refused_in_one_line(edit, message, runs):
     with pytest.raises(UserError, match=message) as error:
         runs['transformer'].edited([Edit(*edit)])

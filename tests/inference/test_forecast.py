@@ -50,7 +50,7 @@ def test_each_patch_of_a_forecast_is_read_by_the_next_prediction(model):
                                      jnp.asarray(read)).reshape(1, 4, 2)
         forecast = outputs[:, :forecast.shape[1] + 2]
     expected = forecast * np.array(model.preprocessing.input_std) + np.array(model.preprocessing.input_mean)
-    predictions = model.answer(SERIES[None, :10])
+    predictions = model.predict(SERIES[None, :10])
     np.testing.assert_allclose(predictions.values, expected.reshape(1, 8), rtol=1e-5)
     assert list(predictions[0].values) == ['x+1', 'y+1', 'x+2', 'y+2', 'x+3', 'y+3', 'x+4', 'y+4']
     np.testing.assert_allclose(model.seen(predictions[0])[6:].ravel(), predictions.values[0, :4], rtol=1e-5)
@@ -58,7 +58,7 @@ def test_each_patch_of_a_forecast_is_read_by_the_next_prediction(model):
 
 
 def test_values_inside_a_forecast_can_be_read(model):
-    forecast = model.answer(SERIES[None, :6])[0]
+    forecast = model.predict(SERIES[None, :6])[0]
     inspected, = inspect(model, SERIES[None, :6], ['head', 'encoder/layers_0/self_attention/weights'], SearchOptions())
     weights = inspected['encoder/layers_0/self_attention/weights'].values
     np.testing.assert_allclose(weights, model.attention(forecast)['encoder'][0], rtol=1e-5)

@@ -185,5 +185,5 @@ def test_a_split_that_learned_positions_do_not_reach_is_cut_and_scored_as_it_say
         {'source': padded([[*encode(source)[:5], EOS] for source, _ in pairs]),
          'target': padded([[BOS, *encode(target)][:8] for _, target in pairs])}, targets)
     assert results['perplexity'] == pytest.approx(np.exp(-log_probs.sum() / (targets != PAD).sum()), rel=1e-4)
-    with pytest.raises(UserError, match='9 tokens, but the model has learned positions for 8'):
+    with pytest.raises(UserError, match='9 tokens, but the model supports at most 8'):
         model.forced('a', 'abcabcabc')

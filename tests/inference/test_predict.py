@@ -27,7 +27,7 @@ def predictor():
 @pytest.mark.parametrize('batch_size', [2, np.int64(64)])
 def test_arrays_and_lists_are_predicted_from(predictor, inputs, batch_size):
     expected = [[(value - 5) / 2 for value in series[0]] for series in inputs]
-    np.testing.assert_allclose(predictor.predict(inputs, batch_size), np.reshape(expected, (-1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(predictor.predict(inputs, batch_size).outputs, np.reshape(expected, (-1, 2)), rtol=1e-5)
 
 
 @pytest.mark.parametrize('inputs, message', [
@@ -49,7 +49,7 @@ def test_other_inputs_are_refused(predictor, inputs, message):
 
 
 def test_predicted_values_have_names_and_no_probabilities(predictor):
-    predictions = predictor.answer_raw(SERIES, names=['a', 'b', 'c'])
+    predictions = predictor.predict_raw(SERIES, names=['a', 'b', 'c'])
     np.testing.assert_allclose(predictions.values, (SERIES[:, 0] - 5) / 2, rtol=1e-5)
     prediction = predictions[1]
     assert prediction.name == 'b' and prediction.values == pytest.approx(

@@ -141,5 +141,5 @@ def test_unknown_locale_names_its_neighbours(wrong, right):
 
 def test_exhausted_space_says_how_many(monkeypatch):
     monkeypatch.setattr(builtin, 'KINDS', {'territory': builtin.KINDS['territory']})
-    with pytest.raises(ValueError, match=f'found {len(builtin.TERRITORIES)} different pairs instead of 100'):
+    with pytest.raises(ValueError, match=f'found {len(builtin.TERRITORIES)} unique pairs instead of 100'):
         builtin.make_corpus(sizes={'train': 90, 'test': 10})

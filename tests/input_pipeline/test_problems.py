@@ -1,6 +1,7 @@
 """All that a config's data lacks is told at once, before any work; and a sound config's is told nothing."""
 
 import gzip
+import re
 
 import numpy as np
 import pytest
@@ -133,6 +134,28 @@ def test_an_empty_split_is_told_in_every_task(folder, tmp_path, split, content):
         write(folder / f'{name}.csv', ['series,x,target', *([] if name == split else ['a,1,0', 'b,2,1'])])
     message, = data_problems(array_config(folder, tmp_path))
     assert f'{split}.csv has a header but no rows' in message
+
+
+@pytest.mark.parametrize('kind', ['file', 'line', 'blank_line'])
+@pytest.mark.parametrize('content', ['', ' \n\n'])
+def test_a_language_model_of_an_empty_file_names_the_file_once(tmp_path, kind, content):
+    path = tmp_path / 'train.txt'
+    path.write_text(content)
+    message, = data_problems(language_config(
+        tmp_path, tmp_path, data__dir='', data__file=str(path), data__documents=kind))
+    assert message == f'config.data.file={str(path)!r} is empty, or has only white space. Use a file with text'
+    messages = data_problems(language_config(tmp_path, tmp_path, data__documents=kind))
+    if kind == 'file':
+        assert messages == [f'{path} is empty, or has only white space. Use a file with text']
+    for message in messages:
+        assert re.search(r'. Use (a file|files) with', message) and str(path) in message and '{' not in message
+
+
+def test_a_text_that_is_too_short_for_the_splits_names_its_file(tmp_path):
+    (tmp_path / 'x.txt').write_text('x')
+    messages = data_problems(language_config(tmp_path, tmp_path, data__dir='', data__file=str(tmp_path / 'x.txt')))
+    assert messages[0] == (f'the train split has no text. The split was read from {tmp_path}/x.txt. Use files with '
+                           'more text')
 
 
 @pytest.mark.parametrize('content', [[], ['', '  ']])

@@ -52,7 +52,7 @@ def test_one_file_makes_three_splits(tmp_path, logged, form, count, share, each)
     assert {split: len(pairs) for split, pairs in parts.items()} == {
         'train': count - 2 * each, 'validation': each, 'test': each}
     assert sorted(pair for pairs in parts.values() for pair in pairs) == sorted(PAIRS[:count])
-    assert f'held out from the training data, because there are no files. {each} of {count} different' in logged.text
+    assert f'held out from the training data, because there are no files. {each} of {count} distinct' in logged.text
     assert f'for each split (config.data.validation_share={share})' in logged.text
     assert len({json.dumps(corpus.fingerprint(split)) for split in SPLITS}) == 3
 
@@ -110,9 +110,9 @@ def test_what_is_meant_to_be_there_is_not_made_up(tmp_path, prepare, message):
 
 @pytest.mark.parametrize('pairs, share, message', [
     (PAIRS[:2], 0.1,
-     r'of 2 different source sentences of .*train\.tsv would .* 1 are held out for each of validation and test'),
-    (PAIRS[:1] * 99, 0.1, 'of 1 different source sentences of .* 1 are held out'),
-    (PAIRS, 0.5, r'^config\.data\.validation_share=0\.5: too large, .* of 300 different .* 150 .* Use a smaller share'),
+     r'of 2 distinct source sentences of .*train\.tsv would .* 1 are held out for each of validation and test'),
+    (PAIRS[:1] * 99, 0.1, 'of 1 distinct source sentences of .* 1 are held out'),
+    (PAIRS, 0.5, r'^config\.data\.validation_share=0\.5: too large, .* of 300 distinct .* 150 .* Use a smaller share'),
 ])
 def test_too_little_to_cut(tmp_path, pairs, share, message):
     write(tmp_path, pairs)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.docs.test_commands import blocks, run_block, tree  # noqa: F401 (a fixture)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow, pytest.mark.interchange
 
 for library in 'ctranslate2', 'safetensors':
     pytest.importorskip(library, reason="it is in the extra 'interchange', and is not installed here")

@@ -23,6 +23,8 @@ from model.build import build_model
 from run_directory.trained import TrainedModel
 from runtime.errors import UserError
 
+pytestmark = pytest.mark.interchange
+
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': ' abcdefghijklmnopqrstuvwxyz\u2581'}).encode())
 SIZE = len(TOKENIZER)
 POSSIBLE = [

@@ -18,6 +18,8 @@ from runtime.errors import UserError
 from tests.interchange.lines import mixed_lines
 from tests.interchange.test_ctranslate2 import random_model
 
+pytestmark = pytest.mark.interchange
+
 FORMS = {
     'GPT-2': {'norm': 'pre', 'position': 'learned'},
     'GPT-2 of sinusoids': {'norm': 'pre', 'activation': 'silu', 'tie_embeddings': False},

@@ -23,6 +23,8 @@ from interchange.export import export
 from tests.interchange.families import FAMILIES
 from tests.interchange.lines import mixed_lines
 
+pytestmark = pytest.mark.interchange
+
 torch.set_num_threads(1)
 PROMPTS = mixed_lines(100, seed=3, words=0.99)
 

@@ -16,6 +16,8 @@ from interchange.huggingface import write_huggingface
 from tests.interchange.small_models import small_model
 from tests.interchange.test_import import opened
 
+pytestmark = pytest.mark.interchange
+
 TEXTS = ['the man is in the house', 'a dog']
 WEIGHTS = 'encoder/layers_1/self_attention/weights'
 

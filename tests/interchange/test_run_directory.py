@@ -16,6 +16,8 @@ from runtime.errors import UserError
 from tests.interchange.families import gpt2, marian
 from tests.scripts import script
 
+pytestmark = pytest.mark.interchange
+
 
 @pytest.fixture(scope='module')
 def folders(tmp_path_factory):

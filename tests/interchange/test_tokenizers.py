@@ -22,6 +22,8 @@ from tests.interchange import originals
 from tests.interchange.lines import mixed_lines, sentences
 from tests.real_text import assert_continued
 
+pytestmark = pytest.mark.interchange
+
 LINES = mixed_lines(8000) + sentences(os.environ.get('ALLYOUNEED_DATA', 'data'), 2000)
 LINES += mixed_lines(10_000 - len(LINES), seed=1)
 

@@ -66,7 +66,7 @@ def test_a_longer_sequence_runs_or_is_refused(position):
     long = jnp.ones((1, 20), jnp.int32)
     if position == 'learned':
         assert model.length_limit == 12
-        with pytest.raises(ValueError, match='learned positions end at max_length=12, but 20 are needed'):
+        with pytest.raises(ValueError, match='only max_length=12 positions, but 20 are needed'):
             model.apply(variables, long)
     else:
         assert model.length_limit is None

@@ -97,7 +97,7 @@ def test_other_schemes_have_no_parameters():
 
 
 def test_learned_positions_that_are_too_short_are_an_error():
-    with pytest.raises(ValueError, match='end at max_length=4, but 5 are needed'):
+    with pytest.raises(ValueError, match='only max_length=4 positions, but 5 are needed'):
         PositionalEncoding('learned', 6, max_length=4).init(jax.random.key(0), jnp.arange(5), 5)
 
 

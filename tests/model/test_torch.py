@@ -10,6 +10,7 @@ from model.relation import Relation
 from tests.model.helpers import close, normal, random_params
 
 torch = pytest.importorskip('torch', reason='needs the benchmark extra (torch)')
+pytestmark = pytest.mark.interchange
 D, HEADS, FF = 16, 4, 24
 VISIBLE = np.array([[True] * 5, [True, True, True, False, False]])
 

@@ -47,6 +47,14 @@ def test_safe_changes_of_the_config_are_said_and_kept(copy, cache, said):
     assert len((copy / 'changes.jsonl').read_text().splitlines()) == 1
 
 
+def test_a_run_that_is_shorter_than_its_warmup_resumes_with_more_steps(tmp_path, cache, said):
+    short = {'optimizer__schedule': 'cosine', 'optimizer__warmup': 8}
+    start(tmp_path / 'run', tiny_config(cache, train__steps=2, **short))
+    assert 'the warmup has 1 steps instead of config.optimizer.warmup=8' in said.text
+    with RunDirectory(str(tmp_path / 'run'), tiny_config(cache, train__steps=12, **short)) as directory:
+        assert directory.resumed and directory.finished_at is None
+
+
 def test_a_change_of_the_mesh_promises_nothing_about_dropout_by_pmap():
     for option in ('mode', 'data', 'fsdp', 'tensor'):
         assert 'with pmap and dropout, results differ more' in run_directory.may_change(f'parallel.{option}')

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from runtime.cache import cache_folder, use_compilation_cache
+from tests.mappings import drop_programs, mappings
 
 
 @pytest.mark.parametrize('asked, users, expected', [
@@ -31,3 +32,17 @@ def test_compiled_programs_are_kept_where_the_user_says_or_else_in_the_cache(tmp
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'xla')
     finally:
         jax.config.update('jax_compilation_cache_dir', chosen)
+
+
+@pytest.mark.skipif(not mappings(), reason='only Linux counts memory mappings')
+def test_dropped_programs_have_no_memory_mappings():
+    programs = [jax.jit(lambda x, number=number: x * number) for number in range(10)]
+    before = mappings()
+    results = [program(2.0) for program in programs]
+    after = mappings()
+    assert after > before + len(programs)
+    drop_programs(most=after + 1000)
+    assert mappings() > before + len(programs)
+    drop_programs(most=1)
+    assert mappings() < (before + after) / 2  # the process itself also has a few more
+    assert [program(2.0) for program in programs] == results

@@ -49,7 +49,7 @@ def corpus(run, tmp_path_factory):
     done = distil(f'--workdir={run[0]}', f'--output={folder}', '--beam=2')
     assert done.returncode == 0, done.stderr
     assert '401 of 401 sentences' in done.stderr
-    assert 'left out 1 of 402 training sources, because they have more than 23 tokens' in done.stderr
+    assert 'skipped 1 of 402 training sources: they have more than 23 tokens' in done.stderr
     return folder
 
 
@@ -124,7 +124,7 @@ def test_only_training_sources_that_are_read_whole_are_translated(run, data, tmp
     assert len(validation) == len(test) == 5 and len({*validation, *test}) == 10
     assert longest not in {*validation, *test}
     assert sorted(translated) == sorted(2 * [source for source in sources if source not in {*validation, *test}])
-    assert 'left out 1 of 81 training sources, because they have more than 23 tokens' in done.stderr
+    assert 'skipped 1 of 81 training sources: they have more than 23 tokens' in done.stderr
     teacher = inference.load(run[0])
     options = inference.text.search_options(teacher.config, method='beam', beam=1)
     found = dict(zip(translated, lines_of(new, 'train.xx'), strict=False))

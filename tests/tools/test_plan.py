@@ -78,7 +78,7 @@ def test_where_libtpu_is_missing_it_says_how_to_have_it():
 
 
 @pytest.mark.parametrize('options, length, message', [
-    ({'parallel__data': 3}, None, 'product of data=3, fsdp=1, tensor=1 is not the number of devices of h100:8, 8'),
+    ({'parallel__data': 3}, None, 'product of data=3, fsdp=1, tensor=1 must be 8, the number of devices of h100:8'),
     ({}, 1_000_000, 'must hold 8 sentences of 1000000 tokens. Use at least 8000000, or reduce --length'),
     ({'train__teacher': 'runs/demo'}, None, 'config.train.teacher=runs/demo: plans do not support'),
 ])

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 import types
 
 import jax
@@ -15,7 +16,7 @@ from input_pipeline import builtin
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
 from input_pipeline.sources import open_corpus
-from input_pipeline.token_links import word_numbers
+from input_pipeline.token_links import SPACES, word_numbers
 from input_pipeline.tokenizer import EOS
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
@@ -128,10 +129,16 @@ def test_white_space_belongs_to_the_next_word():
     assert word_numbers([])[1] == 0
 
 
+def test_white_space_is_that_of_python():
+    spaces = ''.join(character for character in map(chr, range(sys.maxunicode)) if character.isspace())
+    assert SPACES.fullmatch(spaces.encode())
+    assert not SPACES.search('a_\u200b\u3001'.encode())
+
+
 @pytest.mark.parametrize('line, message', [
-    ('0-1 1:0', "train.align:1: '1:0' is not a link. Write SOURCE-TARGET"),
-    ('0-1 2-0', "train.align:1: 2-0 links source word 2, but the source has 2 words"),
-    ('0-2', 'train.align:1: 0-2 links target word 2, but the target has 2 words'),
+    ('0-1 1:0', "train.align:1: '1:0' is not a link. Write links as SOURCE-TARGET"),
+    ('0-1 2-0', "train.align:1: 2-0 links source word 2, but the source has only 2 words"),
+    ('0-2', 'train.align:1: 0-2 links target word 2, but the target has only 2 words'),
     ('', None)])
 def test_wrong_links_are_refused_with_file_and_line(line, message, folder, tmp_path):
     (folder / 'train.align').write_text(''.join(f'{text}\n' for text in [line, *LINES[1:]]))
@@ -146,7 +153,7 @@ def test_wrong_links_are_refused_with_file_and_line(line, message, folder, tmp_p
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'train.guided_head': 'cross:7'}, 'must be cross:LAYER:HEAD or cross:LAYER, with LAYER from 1 to 6 and HEAD from'),
+    ({'train.guided_head': 'cross:7'}, 'must be cross:LAYER:HEAD or cross:LAYER. LAYER is from 1 to 6, and HEAD'),
     ({'train.guided_head': 'cross:1:9'}, 'must be cross:LAYER:HEAD'),
     ({'train.guided_head': 'encoder:1:1'}, 'must be cross:LAYER:HEAD'),
     ({'train.guided_head': 'cross:1', 'train.guided_alignment': 0.0}, 'has no effect without train.guided_alignment'),

@@ -32,6 +32,21 @@ def test_cosine_rises_to_the_peak_and_ends_at_zero():
     np.testing.assert_allclose(rates, [0, 3e-3, 1.5e-3, 0], atol=1e-9)
 
 
+@pytest.mark.parametrize('steps, warmup, message', [
+    (50, 5, 'the warmup has 5 steps instead of config.optimizer.warmup=60, because the training has only'),
+    (60, 6, 'train.steps=60'), (61, 60, ''), (5, 1, 'the warmup has 1 steps')])
+def test_a_warmup_of_a_cosine_that_is_too_long_is_a_tenth_of_the_steps(caplog, steps, warmup, message):
+    short = make_schedule(SETTINGS | {'schedule': 'cosine', 'warmup': 60}, d_model=512, steps=steps)
+    rates = [float(short(count)) for count in range(steps + 1)]
+    np.testing.assert_allclose(rates[warmup], max(rates), rtol=1e-6)
+    np.testing.assert_allclose([rates[warmup], rates[-1]], [3e-3, 0], atol=1e-9)
+    assert message in caplog.text and bool(message) == bool(caplog.text)
+    for name in 'paper', 'inverse_sqrt':
+        caplog.clear()
+        make_schedule(SETTINGS | {'schedule': name, 'warmup': 60}, d_model=512, steps=steps)
+        assert not caplog.text
+
+
 def test_clipping_bounds_the_gradient_that_adam_sees():
     params = {'w': jnp.zeros(4)}
     huge = {'w': jnp.full(4, 1e6)}

@@ -205,9 +205,9 @@ def test_changing_the_mesh_in_mid_run_changes_nothing_but_rounding():
 
 
 @pytest.mark.parametrize('sizes, message', [
-    ({'data': 3, 'fsdp': 1, 'tensor': 1}, r'data=3, fsdp=1, tensor=1 is not the number of devices, 8 .*cpu x 8'),
-    ({'data': -1, 'fsdp': 3, 'tensor': 1}, 'data=-1, fsdp=3, tensor=1 is not the number'),
-    ({'data': -1, 'fsdp': 4, 'tensor': 4}, 'is not the number of devices'),
+    ({'data': 3, 'fsdp': 1, 'tensor': 1}, r'tensor=1 must be the number of devices, but there are 8 devices \(cpu\)'),
+    ({'data': -1, 'fsdp': 3, 'tensor': 1}, 'data=-1, fsdp=3, tensor=1 must be the number'),
+    ({'data': -1, 'fsdp': 4, 'tensor': 4}, 'must be the number of devices'),
 ])
 def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes, message):
     with pytest.raises(UserError, match=message):

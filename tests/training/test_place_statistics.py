@@ -78,6 +78,20 @@ def test_padding_is_not_counted():
             np.testing.assert_allclose(sums[statistic], numbers, rtol=1e-4)
 
 
+def test_documents_of_one_row_have_the_statistics_of_separate_rows():
+    run = random_run('language_model')
+    packed = jax.tree.map(jax.numpy.asarray, {
+        'tokens': np.array([[1, 7, 8, 2, 1, 9, 5, 2]]), 'segments': np.array([[1] * 4 + [2] * 4]),
+        'positions': np.array([[0, 1, 2, 3] * 2])})
+    separate = {'tokens': packed['tokens'].reshape(2, 4)}
+    names = ['encoder/layers_1/self_attention/weights', 'encoder/layers_0']
+    apply = jax.jit(observing(run.model.module.apply, read=names.__contains__))
+    one, other = ([place_sums(name, apply({'params': run.model.params}, **inputs)[1][name],
+                              {'inputs': inputs, 'targets': None, 'weights': None}) for name in names]
+                  for inputs in (packed, separate))
+    jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, rtol=1e-5), one, other)
+
+
 @pytest.mark.parametrize('options, message', [
     ({'track__places': 'encoder/layer_0'}, "config.track.places: place 'encoder/layer_0': the model has no such place. "
                                            'Did you mean encoder/layers_0'),

@@ -111,6 +111,7 @@ def test_names_are_grouped_unless_the_run_began_with_flat_ones(saved, names, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.interchange
 def test_mlflow_has_every_line_once_also_after_a_resume(mlflow, tmp_path, cache):
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
     shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '12')  # so steps 10 and 12 are made, and told, again
@@ -126,6 +127,7 @@ def test_mlflow_has_every_line_once_also_after_a_resume(mlflow, tmp_path, cache)
 
 
 @pytest.mark.slow
+@pytest.mark.interchange
 def test_mlflow_marks_a_run_that_a_signal_stopped(mlflow, tmp_path, cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, 'due_at', lambda step, config, **_: Due(True, True, step == 5, False))
@@ -141,6 +143,7 @@ def test_mlflow_marks_a_run_that_a_signal_stopped(mlflow, tmp_path, cache, monke
 
 
 @pytest.mark.slow
+@pytest.mark.interchange
 def test_mlflow_shows_samples_and_figures(mlflow, tmp_path, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'run').mkdir()
@@ -154,6 +157,7 @@ def test_mlflow_shows_samples_and_figures(mlflow, tmp_path, cache, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.interchange
 def test_weights_and_biases_offline(tmp_path, cache, monkeypatch):
     pytest.importorskip('wandb', reason=MISSING)
     monkeypatch.setenv('WANDB_MODE', 'offline')

@@ -1,0 +1,190 @@
+"""Applies edits (inference/edits.py) to the values at the places of a model."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from inference.edits import FIRST, FREE, KINDS, Edit, Sizes, matching
+from model.places import PAIRS, At
+from runtime.errors import UserError
+
+
+class Editor:
+    """Edits with their arrays, checked against the places of a model.
+
+    Attributes:
+      edits: the edits, in the order in which they are applied.
+      numbers: for each edit, {place: array}, or {} if the edit has no array.
+    """
+
+    def __init__(self, edits: Sequence[Edit], numbers: Sequence[Mapping[str, Any]], places: Mapping[str, Sizes]):
+        order = sorted(range(len(edits)), key=lambda index: _rank(edits[index]))
+        self.edits = [edits[index] for index in order]
+        self._matched: dict[str, list[int]] = {}
+        self.numbers: list[dict[str, Any]] = [{} for _ in order]
+        for rank, index in enumerate(order):
+            for name in matching(edits[index].place, places):
+                edit, array = edits[index], numbers[index].get(name)
+                _check(edit, array, name, places[name])
+                if array is not None:
+                    self.numbers[rank][name] = np.asarray(array, np.float32)
+                for earlier in self._matched.get(name, []):
+                    _check_apart(self.edits[earlier], edit, name)
+                self._matched.setdefault(name, []).append(rank)
+
+    def __call__(self, numbers: Any = None) -> Callable[[str], Callable[[Array, At], Array] | None]:
+        """Returns a function that maps the name of a place to the function that edits its value, or to None.
+
+        If `numbers` is given, it is used instead of `self.numbers`.
+        """
+        numbers = self.numbers if numbers is None else numbers
+
+        def edit_of(name):
+            ranks = self._matched.get(name)
+
+            def edited(value, at):
+                for rank in ranks or ():
+                    value = _applied(self.edits[rank], numbers[rank].get(name), value, at)
+                return value
+            return edited if ranks else None
+        return edit_of
+
+
+def _rank(edit: Edit) -> tuple[int, str]:
+    return (0 if callable(edit.edit) else KINDS.index(edit.edit)), json.dumps(edit.as_json(), default=str)
+
+
+def _check(edit: Edit, numbers: Any, name: str, sizes: Sizes) -> None:
+    """Raises UserError if an edit cannot be applied to the place `name`. `numbers` is its array, or None."""
+    where = dataclasses.replace(edit, place=name).where
+    check_selection(where, edit.heads, edit.positions, name, sizes)
+    pairs = tuple(sizes) == PAIRS
+    if edit.edit == 'freeze' and not name.endswith('/weights'):
+        raise UserError(f'{where}: only attention weights can be frozen. Use a place that ends in /weights')
+    if edit.edit == 'mean' and pairs:
+        raise UserError(f'{where}: attention weights cannot be averaged over sentences of different lengths. '
+                        'Use "freeze"')
+    if numbers is None:
+        return
+    shape = np.shape(numbers)
+    rest = [sizes['head'], 1, 1] if pairs else [size for axis, size in sizes.items() if axis not in FREE]
+    if edit.edit in ('scale', 'add'):
+        expected, fits = rest, _broadcasts(shape, rest)
+    elif edit.edit == 'mean':
+        expected, fits = rest, shape == tuple(rest)
+    elif pairs:
+        expected = [sizes['head'], 'query', 'key']
+        fits = 0 not in shape and (len(shape) == 3 and shape[0] in (1, sizes['head']) or len(shape) == 2)
+    else:
+        positioned = 'position' in sizes
+        expected = ['position'] * positioned + rest
+        fits = shape[positioned:] == tuple(rest) and len(shape) > 0 and 0 not in shape
+    if not fits:
+        raise UserError(f'{where}: the numbers have the shape {list(shape)}, but the place has '
+                        f'[{", ".join(map(str, expected))}]. Use numbers of this shape')
+
+
+def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence[int] | None, name: str,
+                    sizes: Sizes) -> None:
+    """Raises UserError, beginning with `where`, if the place `name` does not have these heads or positions."""
+    if heads is not None:
+        count = sizes.get('head')
+        if count is None:
+            raise UserError(f'{where}: the values at this place are not split into heads. Remove "heads", or use '
+                            f'{name}/heads')
+        for head in heads:
+            if not 0 <= head < count:
+                raise UserError(f'{where}: there is no head {head}. Use numbers from 0 to {count - 1}')
+    if any(position < 0 for position in positions or ()):
+        raise UserError(f'{where}: positions={list(positions or ())} must be at least 0')
+    if positions is not None and not {'position', 'query'} & {*sizes}:
+        raise UserError(f'{where}: the value at this place belongs to the whole text. Remove "positions"')
+
+
+def _broadcasts(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
+    return len(shape) <= len(sizes) and all(
+        one in (1, size) for one, size in zip(reversed(shape), reversed(sizes), strict=False))
+
+
+def _check_apart(first: Edit, second: Edit, name: str) -> None:
+    """Raises UserError if two edits replace the same values at the place `name`."""
+    def shared(one, other):
+        return one is None or other is None or bool(set(one) & set(other))
+
+    if all(callable(edit.edit) or edit.edit in FIRST for edit in (first, second)) and (
+            shared(first.heads, second.heads) and shared(first.positions, second.positions)):
+        raise UserError(f'two edits replace the same values of {name}. Remove one, or give them different heads or '
+                        'positions')
+
+
+def _applied(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
+    """Returns `value` after an edit. Only the heads and positions that the edit selects are changed."""
+    if callable(edit.edit):
+        new = edit.edit(value, at)
+        if edit.heads is None and edit.positions is None:
+            return new  # model/places.py checks the shape
+    else:
+        new = _new(edit, numbers, value, at)
+    return jnp.where(selected(edit.heads, edit.positions, value, at), new.astype(value.dtype), value)
+
+
+def selected(heads: Sequence[int] | None, positions: Sequence[int] | None, value: Array, at: At) -> Bool[Array, '...']:
+    """Returns a mask that broadcasts to `value`: True at the given heads and positions. None selects all of them."""
+    mask = jnp.array(True)
+    if heads is not None:
+        chosen = jnp.isin(jnp.arange(value.shape[at.axes.index('head')]), jnp.asarray(heads))
+        mask = mask & _along(chosen[None], 'head', at.axes)
+    if positions is not None:
+        chosen = jnp.isin(at.positions, jnp.asarray(positions))
+        mask = mask & _along(chosen, 'query' if at.axes == PAIRS else 'position', at.axes)
+    return mask
+
+
+def _along(chosen: Bool[Array, '#batch n'], axis: str, axes: tuple[str, ...]) -> Bool[Array, '...']:
+    shape = [1] * len(axes)
+    shape[0], shape[axes.index(axis)] = chosen.shape
+    return chosen.reshape(shape)
+
+
+def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
+    """Returns the value after an edit of all heads and positions. The caller then selects heads and positions."""
+    numbers = None if numbers is None else jnp.asarray(numbers)
+    if edit.edit == 'zero':
+        return jnp.zeros_like(value)
+    if edit.edit == 'scale':
+        return value * numbers
+    if edit.edit == 'add':
+        return value + numbers
+    if edit.edit == 'freeze' and numbers is None:
+        visible = jnp.ones(value.shape, bool) if at.mask is None else jnp.broadcast_to(at.mask, value.shape)
+        if edit.by == 'first':
+            assert at.keys is not None, 'attention weights have keys'
+            visible = visible & (at.keys == 0)[:, None, None]
+        return visible / jnp.maximum(visible.sum(axis=-1, keepdims=True), 1)
+    assert numbers is not None, 'Edit has checked that numbers are given'
+    if at.axes == PAIRS:
+        return _pairs(numbers, value, at)
+    if edit.edit == 'mean' or 'position' not in at.axes:
+        return jnp.broadcast_to(numbers, value.shape)
+    within = _along(at.positions < len(numbers), 'position', at.axes)
+    return jnp.where(within, numbers[jnp.minimum(at.positions, len(numbers) - 1)], value)
+
+
+def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
+    """Returns attention weights or scores with the values of `numbers`, [query, key] or [head, query, key].
+
+    Queries outside `numbers` keep their values. For the queries in `numbers`, keys outside `numbers` get 0.
+    """
+    numbers = numbers if numbers.ndim == 3 else numbers[None]
+    _, queries, keys = numbers.shape
+    assert at.keys is not None, 'weights have keys'
+    # [#batch, head, query, key]. A step of a search has one query position, and keys of all hypotheses.
+    new = numbers[:, jnp.minimum(at.positions, queries - 1)[:, :, None],
+                  jnp.minimum(at.keys, keys - 1)[:, None]].swapaxes(0, 1)
+    has_number = (at.keys < keys)[:, None, None] & (True if at.mask is None else at.mask)
+    return jnp.where((at.positions < queries)[:, None, :, None], jnp.where(has_number, new, 0.0), value)
