@@ -345,7 +345,7 @@ OPTIONS = (
            'hypothesis can win', Between(0, 1000), SEARCH, resume=''),
     Option('decode.extra_length', 50, 'translation: maximum number of tokens beyond the length of the source; '
            'language_model: number of tokens to generate', Between(0, 100_000), SEARCH, resume=''),
-    Option('decode.batch_size', 64, 'number of sentences or examples in a batch', Between(1, 100_000), resume=''),
+    Option('decode.batch_size', 128, 'number of sentences or examples in a batch', Between(1, 100_000), resume=''),
     Option('decode.temperature', 1.0, 'sample: below 1 sharpens the distribution, above 1 flattens it',
            Between(0.01, 100), SEARCH, resume=''),
     Option('decode.top_k', 0, 'sample: draw from the k most probable tokens; 0: all', Between(0, 1_000_000), SEARCH,

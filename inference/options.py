@@ -32,7 +32,7 @@ class SearchOptions:
     patience: float = 0.0
     n_best: int = 1
     extra_length: int = 50
-    batch_size: int = 64
+    batch_size: int = 128
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 
 from inference import search
 from inference.arriving import PAUSE, Arriving
-from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
+from inference.batches import Batch, BatchSearch, find_in_threads, rows_per_thread, threads_for
 from inference.constraints import Automaton, begin_words, join_words
 from inference.forced import Forced, forced_log_probs
 from inference.options import SearchOptions
@@ -308,7 +308,7 @@ class SearchModel(TextModel):
                  begins: Sequence[Begin] | None = None) -> list[list[Hypothesis]]:
         """Returns the hypotheses for each tokenised source, best first. `find` explains the arguments."""
         threads = threads_for(options.batch_size)
-        share = dataclasses.replace(options, batch_size=-(-options.batch_size // threads))
+        share = dataclasses.replace(options, batch_size=rows_per_thread(options.batch_size, threads, len(sources)))
         self.automaton(options)  # built once, before the threads start
 
         def find(rows: Sequence[int]) -> search.Hypotheses:

@@ -1,16 +1,11 @@
 """Attention in chunks of queries, with O(n) memory for n positions, and the fused kernels of accelerators."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
-
-from kernels.product import on_one_cpu
-
-FEWEST_KEYS = 16  # fewer keys are always read together
+from jaxtyping import Array, Bool, Float, Shaped
 
 
 def in_chunks(function: Callable[[dict[str, Array], Array], Array],
@@ -42,21 +37,6 @@ def in_chunks(function: Callable[[dict[str, Array], Array], Array],
     outputs = jax.lax.map(jax.checkpoint(lambda part: function(*part)), (parts, jnp.arange(count)))
     outputs = jnp.moveaxis(outputs, 0, 1)
     return outputs.reshape(len(outputs), count * size, *outputs.shape[3:])[:, :length]
-
-
-def of_used_keys(function: Callable[[int], Array], keys: int, used: Int[Array, '']) -> Array:
-    """Returns `function(count)`, which computes attention to the first `count` keys. `count` is at least `used`.
-
-    The keys after the first `used` keys are hidden, so the result does not depend on the count, except for rounding. On
-    a CPU, the count is a quarter, a half or all of the `keys` keys, because memory bandwidth limits attention to many
-    keys: with configs/multi30k.py, a step of beam search takes 0.8 times as long with 40 keys as with 160 keys.
-    """
-    counts = sorted({max(keys // part, min(keys, FEWEST_KEYS)) for part in (4, 2, 1)})
-
-    def smallest(used):
-        return jax.lax.switch(sum(used > count for count in counts[:-1]), [partial(function, each) for each in counts])
-
-    return on_one_cpu(smallest, lambda _: function(keys), used) if len(counts) > 1 else function(keys)
 
 
 def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Array, 'batch source groups d_k'],

@@ -16,12 +16,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 from typing_extensions import override
 
-from kernels.attention import fused_attention, in_chunks, of_used_keys
+from kernels.attention import fused_attention, in_chunks
 from kernels.heads import einsum_per_head
 from kernels.product import dot_general, products
-from model.cache import Past
 from model.dropout import drop
-from model.places import captured, edited, place
+from model.places import place, wanted
 from model.positional import AnyArray, Rotary, rotate
 from model.relation import UNRESTRICTED, Mask, Relation
 
@@ -256,15 +255,11 @@ class MultiHeadAttention(nn.Module):
         return self.look(query, key, value, relation, deterministic)
 
     def look(self, query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
-             deterministic: bool = True, used: Int[Array, ''] | None = None) -> Float[Array, 'batch target d_model']:
-        """Returns the output of attention for projected queries, keys and values. Sows the weights if requested.
-
-        `relation` hides all keys from index `used` on. If `used` is None, this index is unknown.
-        """
+             deterministic: bool = True) -> Float[Array, 'batch target d_model']:
+        """Returns the output of attention for projected queries, keys and values. Sows the weights if requested."""
         # Nothing is sown during `init`, because `init` would return the weights together with the parameters.
         keep_weights = self.is_mutable_collection('attention') and not self.is_initializing()
-        needed = keep_weights or captured(self, 'scores', 'weights')
-        kernel = 'plain' if needed or edited(self, 'scores', 'weights') else self.kernel
+        kernel = 'plain' if keep_weights or wanted(self, 'scores', 'weights') else self.kernel
         if kernel == 'auto':
             kernel = 'chunked' if key.shape[1] >= LONG and query.shape[1] > CHUNK else 'plain'
         score = SCORES[self.score]
@@ -278,16 +273,6 @@ class MultiHeadAttention(nn.Module):
         elif kernel == 'fused':
             pooled = fused_attention(query, key, value, relation.whole_mask(), relation.whole_bias(),
                                      scale=None if self.score == 'scaled_dot' else 1.0)
-        elif used is not None and not needed:
-            # `Past.of` moves the axes before the branches begin. Otherwise XLA would copy the whole arrays.
-            past = Past.of(key, value)
-
-            def of_first(count):
-                part = relation.first_keys(count)
-                return attention(query, *past.first(count).keys_values(), part, score, drop,
-                                 functools.partial(place, self, relation=part))[0]
-
-            pooled = of_used_keys(of_first, key.shape[1], used)
         else:
             pooled, weights = attention(query, key, value, relation, score, drop,
                                         functools.partial(place, self, relation=relation))

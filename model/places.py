@@ -155,16 +155,11 @@ def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
     return 'source' if cross or name.startswith(('encoder', 'source')) else 'target'
 
 
-def captured(module: Any, *names: str) -> bool:
-    """Returns True if the active `Lens` captures at least one of the places `names` of `module`."""
+def wanted(module: Any, *names: str) -> bool:
+    """Returns True if the active `Lens` captures or edits at least one of the places `names` of `module`."""
     lens = _lens.get()
-    return lens is not None and any(lens.reads(place_name(module, name)) for name in names)
-
-
-def edited(module: Any, *names: str) -> bool:
-    """Returns True if the active `Lens` edits at least one of the places `names` of `module`."""
-    lens = _lens.get()
-    return lens is not None and any(lens.edit(place_name(module, name)) is not None for name in names)
+    paths = [place_name(module, name) for name in names] if lens else []
+    return lens is not None and any(lens.reads(path) or lens.edit(path) is not None for path in paths)
 
 
 def reading() -> bool:

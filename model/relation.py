@@ -7,7 +7,6 @@ the query sees the key.
 import functools
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -108,13 +107,6 @@ class Relation(flax.struct.PyTreeNode):
         if self.bias is None:
             return None
         return self.bias(*self.positions(), self.bidirectional)
-
-    def first_keys(self, count: int) -> 'Relation':
-        """Returns the relation to the first `count` keys."""
-        axes = {'source': 1, 'visible': 1, 'source_segments': 1, 'mask': 3}
-        fields = {name: getattr(self, name) for name in axes}
-        return self.replace(**{name: jax.lax.slice_in_dim(jnp.asarray(field), 0, count, axis=axes[name])
-                               for name, field in fields.items() if field is not None})
 
     def positions(self) -> tuple[Int[Array, '#batch target'], Int[Array, '#batch source']]:
         """Returns the positions of the queries and of the keys. Relative masks and biases need both vectors."""

@@ -108,7 +108,7 @@ def test_images_are_classified(tmp_path, cache):
                   '--picture_count=2', f'--explain={tmp_path / "page.html"}', '--explain_count=3')
     assert done.returncode == 0, done.stderr.decode()
     results = json.loads((tmp_path / 'run' / 'results' / 'test.json').read_text())
-    assert results['decoding'] == {'batch_size': 64}
+    assert results['decoding'] == {'batch_size': 128}
     confusion = np.array([[results['confusion_matrix'].get(true, {}).get(predicted, 0)
                            for predicted in results['classes']] for true in results['classes']])
     assert results['accuracy'] == pytest.approx(np.trace(confusion) / confusion.sum()) and results['accuracy'] > 0.3

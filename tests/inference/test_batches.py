@@ -225,6 +225,12 @@ def test_threads_have_enough_to_do(batch_size, cores, devices, threads, monkeypa
     assert batches.threads_for(batch_size) == threads
 
 
+@pytest.mark.parametrize('batch_size, threads, count, rows', [
+    (128, 2, 1000, 64), (128, 2, 65, 64), (128, 2, 64, 32), (128, 2, 3, 32), (128, 1, 3, 128), (100, 2, 9, 50)])
+def test_few_sentences_are_divided_among_the_threads(batch_size, threads, count, rows):
+    assert batches.rows_per_thread(batch_size, threads, count) == rows
+
+
 @pytest.mark.parametrize('batch_size, count, sizes', [
     (60, 80, [32, 60]), (100, 180, [32, 50, 50, 50]),
     *(pytest.param(200, count, sizes, marks=pytest.mark.slow) for count, sizes in [

@@ -177,3 +177,11 @@ def test_the_relative_schemes_add_nothing_to_the_embeddings():
     for scheme in RELATIVE:
         module = PositionalEncoding(scheme, 4, 8)
         assert not np.any(module.apply({}, jnp.arange(3), 3))
+
+
+def test_sines_of_traced_positions_are_computed_once_per_position(monkeypatch):
+    monkeypatch.setattr(jax, 'device_count', lambda: 1)
+    x = np.zeros((32, 5, 4, 64), np.float32)
+    text = jax.jit(lambda x, position: rotate(x, jnp.full((1, 5), position))).lower(x, np.int32(3)).compile().as_text()
+    blocks = [block for block in text.split('\n\n') if ' sine(' in block or ' cosine(' in block]
+    assert blocks and not any('32,5,4,' in block for block in blocks), 'the sines are in the loop of the rotation'
