@@ -92,7 +92,7 @@ def test_generating_in_a_notebook(language_run):
     assert weights.shape == (1, 2, 9, 9)
     beam, = run.generate(['abc'], SearchOptions(method='beam', beam=3, n_best=2, extra_length=4))
     assert beam.text == ' def' and len(beam.hypotheses) == 2
-    with pytest.raises(UserError, match='extra_length=40: must be less than 16, the window'):
+    with pytest.raises(UserError, match='extra_length=40: must be less than 16, because'):
         run.generate(['abc'], SearchOptions(method='beam', extra_length=40))
     with pytest.raises(UserError, match='does not support translation'):
         run.translate(['abc'])

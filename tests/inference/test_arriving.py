@@ -65,7 +65,7 @@ def test_a_slow_pipe_is_answered_line_by_line_and_a_fast_one_in_batches():
     lines = out.decode().splitlines()
     assert process.returncode == 0, said.decode()
     assert [line.partition(' ')[2] for line in lines] == ['HALF A LINE', *map(str, range(5000)), 'NO END']
-    assert max(int(line.partition(' ')[0]) for line in lines) == 2048
+    assert max(int(line.partition(' ')[0]) for line in lines) == 4096
 
 
 @pytest.mark.parametrize('last, status', [(b'\x04', 0), (None, 130)])

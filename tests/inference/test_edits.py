@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-import kernels.attention
 from inference.edits import Edit, check_without, read_edits, without
 from inference.options import SearchOptions
 from model.places import EDITS
@@ -75,9 +74,8 @@ def test_a_search_under_edits_is_teacher_forcing_under_the_same_edits(kind, meth
     assert np.abs(np.subtract(log_probs, before)).min() > 1e-3, 'the edits change every sentence'
 
 
-def test_the_identity_changes_no_bit_of_a_search(monkeypatch):
-    """Also with edits of attention weights, a step computes only the used keys of the cache."""
-    monkeypatch.setattr(kernels.attention, 'on_one_cpu', lambda fast, plain, *arrays: fast(*arrays))
+def test_the_identity_changes_no_bit_of_a_search():
+    """The search has several cache sizes, because the cache grows."""
     sentences = ['a long sentence with many letters, so that the cache has unused keys', *SENTENCES]
     plain = random_run('transformer')
     edited = plain.edited([Edit(lambda value, at: value, '*')])

@@ -177,7 +177,7 @@ def test_prompt_and_continuation_are_the_text_of_their_tokens(kind, whole_docume
 
 
 def test_a_continuation_that_fits_no_window_is_refused_for_a_beam():
-    with pytest.raises(UserError, match='extra_length=8: must be less than 8, the window'):
+    with pytest.raises(UserError, match='extra_length=8: must be less than 8, because'):
         answers(Parrot(context=8), ['a'], SearchOptions(extra_length=8))
 
 
