@@ -31,7 +31,7 @@ workdir.mkdir(parents=True, exist_ok=True)
 with open(workdir / 'began', 'a') as file:
     file.write('x')
 heads, seed, steps = (int(flags.get(f'config.{name}', 0)) for name in ('model.num_heads', 'seed', 'train.steps'))
-if heads == 2 and not Path(ROOT, 'mended').exists():
+if heads == 2 and not Path(ROOT, 'repaired').exists():
     sys.exit('Traceback: two heads are bad luck')
 if heads == 4:
     while Path(ROOT, 'slow').exists():
@@ -195,7 +195,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again_when_told(bench):
     assert 'num_heads=2,seed=0 failed, exit status 1' in done.stderr and 'two heads are bad luck' in done.stderr
     assert 'two heads are bad luck' in (bench / 'out/logs/num_heads=2,seed=0.log').read_text()
     assert '| failed: exit status 1 |' in done.stdout and '10.50 ± 0.71' in done.stdout
-    (bench / 'mended').touch()
+    (bench / 'repaired').touch()
     again = sweep(bench, heads=[2, 1])
     assert again.returncode == 1 and '2 finished, 2 failed before, 0 remaining' in again.stderr
     retried = sweep(bench, '--retry_failed', heads=[2, 1])
@@ -355,6 +355,6 @@ def test_a_run_that_finds_the_disk_full_is_resumed_by_the_same_command(bench):
     assert done.returncode == 1 and 'Free some space, then run the same command again' in done.stderr
     assert 'num_heads=2,seed=0 stopped because the disk is full' in done.stderr
     assert not list(bench.glob('out/logs/*.failed')) and '| not started |' in done.stdout
-    (bench / 'mended').touch()
+    (bench / 'repaired').touch()
     again = sweep(bench, heads=[2, 1])
     assert again.returncode == 0 and '4 runs: 2 finished, 0 failed before, 2 remaining' in again.stderr

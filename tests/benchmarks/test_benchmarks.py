@@ -102,8 +102,7 @@ def test_ratios_are_of_turns(capsys):
 @pytest.mark.interchange
 def test_real_sentences(run):
     pytest.importorskip('ctranslate2', reason='needs the benchmark extra')
-    workdir, _ = run
-    machine, *found = lines('decode', '--workload=demo', f'--workdir={workdir}', '--turns=1', '--peers=ctranslate2.int8')
+    machine, *found = lines('decode', '--workload=demo', f'--workdir={run[0]}', '--turns=1', '--peers=ctranslate2.int8')
     assert machine['gflops'].keys() == {'float32', 'bfloat16'}
     assert [line.get('system') for line in found] == 2 * ['allyouneed', 'ctranslate2.int8', None]
     for ours, theirs, ratio in zip(found[::3], found[1::3], found[2::3], strict=True):

@@ -1,4 +1,4 @@
-"""Folders of arrays: IDX, NPZ, names of classes, splits and groups, and what a user is told about a damaged file."""
+"""Folders of arrays: IDX, NPZ, names of classes, splits and groups, and messages about damaged files."""
 
 import gzip
 import pathlib

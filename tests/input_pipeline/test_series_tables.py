@@ -1,4 +1,4 @@
-"""Tables of series (CSV): columns, times, padding and missing values, and what a user is told about a mistake."""
+"""Tables of series (CSV): columns, times, padding and missing values, and messages about mistakes."""
 
 import numpy as np
 import pytest
