@@ -94,7 +94,7 @@ def answer_once(folder: Path, params: Params) -> None:
     reduces the processor time of the test from 1.6 s to 1.3 s.
 
     Raises:
-      UserError: if the run cannot be opened, or the logits contain NaN.
+      UserError: if the run cannot be opened, or the logits are not finite.
     """
     model: Any = Run(make_model(folder, read_config(folder), params, [0])).model
     tokens = {side: np.array([[BOS, *tokenizer.encode('a')]]) for side, tokenizer in model.tokenizers.items()}
