@@ -1,8 +1,6 @@
 """Opens the data of a config: sentence pairs, documents or examples. Provides batches, tokenizers and data sizes."""
 
-import dataclasses
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -19,24 +17,27 @@ from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
 from input_pipeline.forecasting import SeriesWindows, open_series
-from input_pipeline.input_format import ENCODINGS, FLOAT32_END, is_name
+from input_pipeline.kept_data import (
+    AS_WRITTEN,
+    KEPT,
+    SIZES,
+    contradiction,
+    load_sizes,
+    load_tokenizers,
+    save_sizes,
+    save_tokenizers,
+)
 from input_pipeline.links import Links
-from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
+from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
 from input_pipeline.sources import LinkedCorpus, Pair, no_text, open_corpus
 from input_pipeline.token_links import TokenLinks, rows_of_store
 from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
-from input_pipeline.tokenizer import SPECIAL, Tokenizer, VocabularyTooLarge, load_tokenizer
+from input_pipeline.tokenizer import Tokenizer, VocabularyTooLarge
 from input_pipeline.windows import WindowPlan
 from runtime.cache import cache_folder
 from runtime.errors import UserError
-from runtime.files import file_checksum, naming, read_json, write_text
-from runtime.schema import Count, read_as
 
-KEPT = 'data'  # a folder in the run directory, with the tokenizers and the sizes for decoding
-SIZES = 'sizes.json'
-CHECKSUMS = 'checksums.json'  # file with the checksums of the tokenizers; missing in runs of earlier versions
-AS_WRITTEN = 'Restore the file from a copy of the run'
 VOCAB_SIZE = 'data.tokenizer.vocab_size'
 
 log = logging.getLogger('allyouneed.data')
@@ -116,10 +117,10 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
     Raises:
       UserError: if sizes.json is missing, is damaged or does not fit the task.
     """
-    sizes, data = _read_sizes(run / KEPT), DATA[TASKS[task].data]
+    sizes, data = load_sizes(run / KEPT), DATA[TASKS[task].data]
     if missing := data.needed - sizes.keys():
         raise UserError(f'{run / KEPT / SIZES} has no entry {min(missing)}. {AS_WRITTEN}')
-    if issubclass(data, ExampleData) and (wrong := _contradiction(sizes, data.labelled, task)):
+    if issubclass(data, ExampleData) and (wrong := contradiction(sizes, data.labelled, task)):
         raise UserError(f'{run / KEPT / SIZES}: {wrong}. {AS_WRITTEN}')
     return sizes
 
@@ -194,7 +195,7 @@ class PairData:
     def keep(self, folder: Path) -> None:
         """Writes the tokenizers and sizes.json to `folder`. Decoding needs these files."""
         save_tokenizers(folder, self.tokenizers)
-        _keep_sizes(folder, self.sizes)
+        save_sizes(folder, self.sizes)
 
 
 class DocumentData:
@@ -233,7 +234,7 @@ class DocumentData:
     def keep(self, folder: Path) -> None:
         """Writes the tokenizers and sizes.json to `folder`. Decoding needs these files."""
         save_tokenizers(folder, self.tokenizers)
-        _keep_sizes(folder, self.sizes)
+        save_sizes(folder, self.sizes)
 
 
 class ExampleData:
@@ -245,7 +246,7 @@ class ExampleData:
     def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
         self._config, self.arrays = config, self._open(config)
         if kept:
-            sizes = _read_sizes(kept)
+            sizes = load_sizes(kept)
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
                 raise UserError(f'config.data has {_described(self.arrays.sizes)}, but the run in {kept.parent} was '
                                 f'trained on {_described(sizes)}. Use the data of that run, or a new run directory')
@@ -279,7 +280,7 @@ class ExampleData:
 
     def keep(self, folder: Path) -> None:
         """Writes sizes.json to `folder`. Decoding needs this file."""
-        _keep_sizes(folder, self.sizes)
+        save_sizes(folder, self.sizes)
 
 
 class LabelledData(ExampleData):
@@ -316,38 +317,6 @@ DATA: Mapping[str, type[PairData | DocumentData | LabelledData | MeasuredData]] 
     'series': SeriesData}
 
 
-def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
-    """Loads the tokenizers of a run by side: 'source' and 'target', or 'text'.
-
-    Raises:
-      UserError: if a tokenizer is missing or damaged, or its size differs from the size in sizes.json.
-    """
-    sizes = {key.removesuffix('vocab_size').rstrip('_') or 'text': size for key, size in _read_sizes(folder).items()
-             if key.endswith('vocab_size')}
-    checksums = read_as(folder / CHECKSUMS, dict[str, Count], AS_WRITTEN) if (folder / CHECKSUMS).exists() else {}
-    for name, checksum in checksums.items():
-        if name in {f'{side}.model' for side in sizes} and (folder / name).is_file() and (
-                file_checksum(folder / name) != checksum):
-            raise UserError(f'{folder / name} is damaged: it does not match its checksum. {AS_WRITTEN}')
-    tokenizers = {side: load_tokenizer(folder / f'{side}.model') for side in sizes}
-    for side, tokenizer in tokenizers.items():
-        if len(tokenizer) != sizes[side]:
-            raise UserError(f'{folder / side}.model has {len(tokenizer)} tokens, but according to {folder / SIZES} it '
-                            f'has {sizes[side]}. {AS_WRITTEN}')
-    return tokenizers
-
-
-def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
-    """Saves tokenizers with checksums of their files. `load_tokenizers` loads the tokenizers again."""
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for side, tokenizer in tokenizers.items():
-        with naming(folder / f'{side}.model'):  # the error of a full disk has no name of a file
-            tokenizer.save(folder / f'{side}.model')
-    write_text(folder / CHECKSUMS, json.dumps(
-        {f'{side}.model': file_checksum(folder / f'{side}.model') for side in tokenizers}) + '\n')
-
-
 def _absent(tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns {'absent': the special tokens that are missing in a vocabulary}, or {} if no token is missing."""
     return {'absent': list(tokenizer.absent)} if tokenizer.absent else {}
@@ -356,73 +325,6 @@ def _absent(tokenizer: Tokenizer) -> dict[str, Any]:
 def _described(sizes: Mapping[str, Any]) -> str:
     """Returns a description of the images or series in words. `sizes` is the content of sizes.json."""
     return f'examples of {" x ".join(map(str, sizes["shape"]))} with {sizes["outputs"]} classes or values'
-
-
-def _keep_sizes(folder: Path, sizes: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / SIZES, json.dumps(sizes, indent=2) + '\n')
-
-
-def _read_sizes(folder: Path) -> dict[str, Any]:
-    path = folder / SIZES
-    sizes = read_json(path, AS_WRITTEN)
-    for name, value in sizes.items():
-        if not _is_size(name, value):
-            raise UserError(f'{path} is damaged: {name} has the impossible value {str(value)[:200]}. {AS_WRITTEN}')
-    return sizes
-
-
-def _is_size(name: str, value: Any) -> bool:
-    """Returns whether `value` is a possible value of the entry `name` of sizes.json."""
-    def count(number) -> bool:
-        return type(number) is int and 1 <= number < 2 ** 31
-
-    def numbers(values, largest=LARGEST_SCALE) -> bool:
-        return isinstance(values, list) and bool(values) and all(
-            type(value) in (int, float) and abs(value) <= largest for value in values)
-
-    if name.endswith('vocab_size') or name == 'outputs':
-        return count(value)
-    if name == 'absent':
-        return isinstance(value, list) and all(type(token) is int and 0 <= token < len(SPECIAL) for token in value)
-    if name == 'shape':
-        return isinstance(value, list) and len(value) in (2, 3) and all(map(count, value))
-    if name == 'classes':
-        return value is None or isinstance(value, list) and all(map(is_name, value)) and len(set(value)) == len(value)
-    if name == 'targets':
-        return value is None or isinstance(value, list) and all(map(is_name, value))
-    if name == 'inputs':
-        flags, entries = {'resized', 'padded', 'missing'}, {'dtype', 'encoding', 'low', 'high', 'channels'}
-        return isinstance(value, dict) and value.keys() == entries | flags and (
-            value['encoding'] in ENCODINGS and isinstance(value['dtype'], str)
-            and all(isinstance(value[flag], bool) for flag in flags)
-            and all(numbers(value[end], FLOAT32_END) for end in ('low', 'high'))
-            and isinstance(value['channels'], list) and all(map(is_name, value['channels'])))
-    if name == 'preprocessing':
-        parts = {field.name for field in dataclasses.fields(Preprocessing)}
-        return isinstance(value, dict) and value.keys() == parts and all(
-            numbers(statistic) and (part.endswith('mean') or min(statistic) >= SMALLEST_STD)
-            or statistic is None and part.startswith('target') for part, statistic in value.items())
-    return True  # accepts unknown names, because a later version may have written them
-
-
-def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | None:
-    """Returns a message if entries of sizes.json contradict each other or the task. Otherwise returns None."""
-    classes, outputs, channels = sizes['classes'], sizes['outputs'], sizes['shape'][-1]
-    if (classes is None) == labelled:
-        return f'classes={str(classes)[:200]} does not fit task={task} in config.json'
-    if classes is not None and len(classes) != outputs:
-        return f'{len(classes)} classes, but outputs={outputs}'
-    if len(sizes.get('targets') or [None] * outputs) != outputs:
-        return f'{len(sizes["targets"])} names of values, but outputs={outputs}'
-    for end in ('low', 'high'):
-        if len(sizes.get('inputs', {end: [0] * channels})[end]) != channels:
-            return f'inputs: {end} must have {channels} numbers'
-    for part, numbers in sizes['preprocessing'].items():
-        wanted = channels if part.startswith('input') else outputs if classes is None else None
-        if (numbers and len(numbers)) != wanted:
-            return f'preprocessing: {part}={str(numbers)[:200]} must have {wanted or "no"} numbers'
-    return None
 
 
 def _seed(config: ConfigDict, split: str) -> int | None:

@@ -17,7 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from configs.versions import VERSION
-from input_pipeline.data import KEPT, SIZES, save_tokenizers
+from input_pipeline.kept_data import KEPT, SIZES, save_tokenizers
 from interchange.safetensors_files import ADVICE, open_arrays, save_arrays
 from run_directory.records import CONFIG, EXPORTED, read_config
 from run_directory.trained import TrainedModel, make_model, parts_of_one_run

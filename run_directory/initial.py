@@ -12,8 +12,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
-from input_pipeline.data import KEPT, Data, load_tokenizers, read_sizes
+from input_pipeline.data import Data, read_sizes
 from input_pipeline.input_format import InputFormat
+from input_pipeline.kept_data import KEPT, load_tokenizers
 from input_pipeline.tokenizer import Tokenizer
 from model import Params
 from run_directory.checkpoints import Checkpoints

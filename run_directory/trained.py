@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 import model
 from configs.options import TEXTS, flatten
 from configs.tasks import TASKS
-from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, read_sizes
+from input_pipeline.data import Data, read_sizes
+from input_pipeline.kept_data import KEPT, SIZES, load_tokenizers
 from input_pipeline.tokenizer import PAD, Tokenizer
 from model import Params
 from model.build import build_model

@@ -19,7 +19,8 @@ from ml_collections import ConfigDict
 
 from configs.options import BY_NAME, flatten
 from configs.versions import VERSION
-from input_pipeline.data import KEPT, Data
+from input_pipeline.data import Data
+from input_pipeline.kept_data import KEPT
 from model.evaluation import Objective
 from run_directory.checksums import checksums
 from run_directory.records import CONFIG, EXPORTED, METRICS_FILE, finished_at, read_saved_config

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from configs.versions import VERSION
 from inference.run import Run
 from inference.translate import Translator
-from input_pipeline.data import KEPT, SIZES, save_tokenizers
+from input_pipeline.kept_data import KEPT, SIZES, save_tokenizers
 from input_pipeline.tokenizer import BOS
 from interchange.huggingface import read_huggingface
 from model import Params
