@@ -162,11 +162,22 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
     if request.format == 'text':
         return answer.text if model.multiline else answer.line
     line = as_json(model, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
+    if request.score:
+        line = {name: value for name, value in line.items() if name in scored_entries(request, model)}
     if report.scored:
         line |= report.scores(answer)
     if request.attention and weights is not None:
         line['attention'] = weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
     return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
+
+
+def scored_entries(request: Request, model: TextModel) -> Sequence[str]:
+    """Returns the entries of a line of --score --format=jsonl that are also entries of a search.
+
+    The text of a whole file is not written again. The tokens are written only as labels of the attention.
+    """
+    texts = [] if request.documents == 'file' else ['text'] if isinstance(model, Generator) else ['source', 'text']
+    return [*texts, 'log_prob', 'score', *['source_tokens', 'tokens'] * request.attention]
 
 
 def predict_file(request: Request, model: Predictor, options: SearchOptions, page: Page | None) -> None:

@@ -65,6 +65,7 @@ def test_texts_of_several_lines_are_scored_and_continued(language_run):
     assert done.returncode == 0, done.stderr.decode()
     first, second = map(json.loads, done.stdout.decode().splitlines())
     assert first['text'] == 'def ghi.\nabc def ghi.' and (first['window'], first['stride']) == (16, 8)
+    assert not first.keys() & {'source', 'source_tokens', 'tokens', 'n_best'}  # a file may have a million tokens
     assert first['bits_per_byte'] == pytest.approx(-first['log_prob'] / np.log(2) / 21, rel=1e-6)
     said = done.stderr.decode()
     assert "the model reads it as <unk>: '7' (1). The first is character 18 of document 2" in said
@@ -72,6 +73,10 @@ def test_texts_of_several_lines_are_scored_and_continued(language_run):
     total = (first['log_prob'] + second['log_prob']) / -np.log(2) / 39
     assert f'39 bytes, 39 characters and 41 tokens (including end tokens): {total:.4f} bits per byte' in said
     assert 'the decoded tokens of 1 of 2 documents differ from the text' in said
+    done = script('decode.py', f'--workdir={language_run}', '--input=-', '--documents=file', '--score',
+                  '--format=jsonl', stdin=text)
+    line = json.loads(done.stdout)
+    assert 'text' not in line and line['bytes'] == 41
     done = script('decode.py', f'--workdir={language_run}', '--input=-', '--documents=file', '--method=greedy',
                   '--extra_length=9', stdin=text[:22])
     assert done.stdout == b'abc def g\n'

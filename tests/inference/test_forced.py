@@ -149,6 +149,13 @@ def test_the_command_line_scores_and_a_run_says_what_it_is(tmp_path):
     assert [float(line) for line in done.stdout.split()] == pytest.approx(
         [output.hypotheses[0].log_prob for output in outputs], abs=1e-4)
     assert all(re.fullmatch(rb'-\d+\.\d{6}', line) for line in done.stdout.split())
+    command = 'decode.py', f'--workdir={tmp_path}/run', f'--input={tmp_path}/in.tsv', '--score', '--format=jsonl'
+    lines = [json.loads(line) for line in script(*command).stdout.splitlines()]
+    assert [(line.pop('source'), line.pop('text')) for line in lines] == [(source, target) for source, target in pairs]
+    assert all(line.keys() == {'log_prob', 'score'} for line in lines)
+    for line in map(json.loads, script(*command, '--attention').stdout.splitlines()):
+        assert 'attention' not in line or np.shape(line['attention'])[2:] == (
+            len(line['tokens']) + 1, len(line['source_tokens']) + 1)
 
 
 def test_a_table_of_outputs(monkeypatch):
