@@ -164,12 +164,12 @@ class Compiled:
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         """Makes one train step. `batch` has the rows of this process. Afterwards, the old `state` cannot be used."""
         state, sums = self._together(self._train, state, self._placed(batch))
-        if self._pmap and jax.process_count() > 1:
+        if self._pmap:
             state = jax.tree.map(self._whole, state)
         return state, sums
 
     def _whole(self, leaf: Array) -> Array:
-        """Converts a result of pmap, which is local to a process, to a global array of all processes."""
+        """Converts a result of pmap, which has a mesh of its own, to an array of this mesh. Nothing is copied."""
         return jax.make_array_from_single_device_arrays(
             leaf.shape, self._everywhere, [shard.data for shard in leaf.addressable_shards])
 
@@ -188,11 +188,10 @@ class Compiled:
     def gather(self, params: Params) -> Params:
         """Returns the model's parameters for `eval` and searches, sharded only along 'tensor'.
 
-        If the state's parameters already have this sharding, the same arrays are returned without a copy (except with
-        pmap). The next train step then deletes the arrays.
+        If the state's parameters already have this sharding, the same arrays are returned without a copy. The next
+        train step then deletes the arrays.
         """
-        # The results of pmap belong to another mesh than the arrays of a search. JAX refuses operations on two meshes.
-        if self._pmap or params.keys() != self._gathered.keys():
+        if params.keys() != self._gathered.keys():
             return self._gather(params)
         gathered = jax.tree.map(lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim),
                                 params, self._gathered)

@@ -4,8 +4,8 @@ Blocks that need the extra `interchange` are tested in tests/interchange/test_co
 docs/inside.md in tests/docs/test_inside.py. Blocks with RUN do not run, because RUN may be a run of any kind.
 Trainings in text or tables do not run, but their options are checked.
 
-In the blocks, `python` makes each training tiny (`SHORTER`), and `make` does nothing, because other tests run its
-targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of the reader's files exist.
+In the blocks, `python` makes each training tiny (`SHORTER`) and each benchmark short, and `make` does nothing, because
+other tests run its targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of the reader's files exist.
 """
 
 import os
@@ -43,6 +43,8 @@ changes = {{key: value for recipe in recipes for key, value in (shorter.get(reci
 if any(each.startswith('--config.data.tokenizer.kind=') for each in sys.argv):
     changes.pop('data.tokenizer.vocab_size', None)
 sys.argv += ['--sentences=1000'] * ('tools.distil' in sys.argv)
+if any(each in ('benchmarks.train_step', 'benchmarks.decode') for each in sys.argv):
+    sys.argv += ['--turns=1', '--peers=']  # the default peer of a trained run is CTranslate2, which needs an extra
 sys.argv = [each.replace('average:10', 'average:2') for each in sys.argv]  # the number of checkpoints
 os.execv({python!r}, [{python!r}, *sys.argv[1:], *(f'--config.{{key}}={{value}}' for key, value in changes.items())])
 """
@@ -111,6 +113,9 @@ def bash(code, tree, environment):
 
 
 def run_block(tree, language, code):
+    changes = {key: value for key, value in (SHORTER['demo'] | ALWAYS).items() if key not in code}
+    shorten = f'config.update_from_flattened_dict({changes})\n'
+    code = code.replace('run = allyouneed.train', shorten + 'run = allyouneed.train')
     bash(code if language == 'sh' else f'python - <<"END"\n{code}\nEND', *tree)
 
 

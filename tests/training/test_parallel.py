@@ -36,12 +36,13 @@ from training.step import boxed_state
 
 QUICK = [Mode(data=2, fsdp=2, tensor=2), Mode(data=4, mode='pmap')]
 SLOW = [mode for mode in modes(8) if mode not in QUICK]
+ROUNDING = 2e-5  # of parameters: Adam enlarges the rounding of small gradients (seen: 1.03e-5 with accumulate=2)
 
 
 @pytest.mark.parametrize('found', [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=['two modes', 'all others'])
 def test_every_mode_trains_as_one_device_does(found):
     for mode, loss, parameters in compare(found):
-        assert loss < 1e-5 and parameters < 2e-5, mode  # Adam enlarges rounding: 1.03e-5 with accumulate=2
+        assert loss < 1e-5 and parameters < ROUNDING, mode
         assert loss + parameters > 0 or mode == Mode(), mode  # another program did run
 
 
@@ -239,7 +240,7 @@ UNEVEN = [Mode(data=5, accumulate=3, dropout=0.2), Mode(data=3, dropout=0.2), Mo
 def test_devices_that_do_not_divide_the_rows_train_as_one_does():
     """Training, its dropout and an evaluation."""
     for mode, loss, parameters in compare(UNEVEN):
-        assert loss < 1e-5 and parameters < 1e-5, mode
+        assert loss < 1e-5 and parameters < ROUNDING, mode
 
 
 @pytest.mark.slow
