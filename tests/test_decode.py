@@ -55,6 +55,7 @@ def test_what_is_told_of_the_time_is_compiling_apart_from_answering():
     assert first > sum(parts) + 0.15  # the search takes at least 0.4 s, and the four numbers are rounded to 0.1 s
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_libraries_that_answering_needs_not(run):
     line = [sys.executable, '-X', 'importtime', 'decode.py', f'--workdir={run[0]}', '--input=-']
     done = subprocess.run(line, cwd=ROOT, input='one\n', capture_output=True, text=True, timeout=120)

@@ -33,6 +33,7 @@ def log_probs(run):
     return np.asarray(run.model._log_probs(run.model.params, inputs, targets))[0, :3]
 
 
+@pytest.mark.slow
 def test_all_methods_attribute_to_source_and_prefix(run, found):
     for method, each in found.items():
         assert each.source == ['a', 'b', 'c', '</s>'] and each.prefix == ['<s>', 'x', 'y'], method

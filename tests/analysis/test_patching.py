@@ -50,6 +50,7 @@ def log_prob(run, *edits):
     return run.edited(edits).forced([('xy', TARGET)])[0].hypotheses[0].log_prob
 
 
+@pytest.mark.slow
 def test_the_estimate_by_the_gradient_is_the_effect_of_a_small_patch(run):
     name = 'encoder/layers_0/self_attention/heads'
     estimated = attribution_map(run, 'ab', 'xy', TARGET, name)
@@ -83,6 +84,7 @@ def test_the_edits_of_an_edited_run_are_kept(run):
     np.testing.assert_allclose([found.log_probs[0], found.clean], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_path_is_the_pass_with_all_other_values_frozen(run):
     sender, receiver = 'encoder/layers_0/self_attention/heads', 'encoder/layers_1/self_attention/queries'
     found = path_patching(run, 'ab', 'xy', TARGET, [Node(sender, [1], [0, 2])], Node(receiver, [0]))

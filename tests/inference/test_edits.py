@@ -74,6 +74,7 @@ def test_a_search_under_edits_is_teacher_forcing_under_the_same_edits(kind, meth
     assert np.abs(np.subtract(log_probs, before)).min() > 1e-3, 'the edits change every sentence'
 
 
+@pytest.mark.slow
 def test_the_identity_changes_no_bit_of_a_search():
     """The search has several cache sizes, because the cache grows."""
     sentences = ['a long sentence with many letters, so that the cache has unused keys', *SENTENCES]
@@ -147,6 +148,7 @@ def test_a_sentence_patched_with_itself_is_unchanged(runs):
     np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_with_the_encoder_patched_the_translation_is_that_of_the_other_sentence(runs):
     one, other = 'ab cd', 'xy zw'  # of one length
     run = runs['transformer']

@@ -319,6 +319,7 @@ def test_bytes_follow_prefixes_and_avoid_words_that_are_not_ascii(method):
         assert not re.search(r'(?<!\w)été(?!\w)|猫', output.text, re.IGNORECASE)
 
 
+@pytest.mark.slow
 def test_a_space_ends_the_word_of_a_prefix():
     tokenizer = vocabularies()['bpe']
     assert encode_prefix(tokenizer, 'Ein Ma').prefix == tokenizer.encode('Ein Ma')

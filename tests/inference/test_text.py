@@ -145,7 +145,8 @@ def test_a_line_over_the_limit_is_cut_with_a_warning(model, options, kept, warne
     assert model.tokenizers['source'].decode(found[1].source_tokens) == '0123456789'[which]
 
 
-@pytest.mark.parametrize('kind', TOKENIZERS)
+@pytest.mark.parametrize('kind', [
+    pytest.param(kind, marks=pytest.mark.slow) if kind == 'bpe' else kind for kind in TOKENIZERS])  # trains for seconds
 @pytest.mark.parametrize('whole_documents', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_prompt_and_continuation_are_the_text_of_their_tokens(kind, whole_documents, monkeypatch):
     tokenizer = train_tokenizer(training_lines(), kind=kind, vocab_size=1500, split_digits=False,

@@ -23,6 +23,7 @@ def log_probs(run):
     return [output.hypotheses[0].log_prob for output in run.forced(PAIRS)]
 
 
+@pytest.mark.slow
 def test_the_exported_run_is_smaller_and_has_the_outputs_of_heads_set_to_zero(tmp_path, monkeypatch):
     run = random_run('transformer', num_heads=4, attention_bias='all', score='general')
     monkeypatch.setattr(module, 'read_models', lambda folders, checkpoint: run._trained)

@@ -133,7 +133,7 @@ def test_sublayers_are_left_out_each_for_itself():
 @pytest.mark.parametrize('make, inputs', [
     pytest.param(lambda config: Transformer(config, 2, 12, 12), {'source': TOKENS, 'target': TOKENS},
                  marks=pytest.mark.slow),
-    (lambda config: LanguageModel(config, 2, 12), {'tokens': TOKENS}),
+    pytest.param(lambda config: LanguageModel(config, 2, 12), {'tokens': TOKENS}, marks=pytest.mark.slow),
     (lambda config: PatchTransformer(config, 2, 4, 5), {'inputs': normal(0, 2, 8, 8, 1)})],
     ids=['transformer', 'language_model', 'patches'])
 def test_every_stack_trains_with_it_and_evaluates_without(make, inputs, remat):

@@ -59,6 +59,7 @@ def run(program, flags=''):
 
 
 @NEEDED
+@pytest.mark.slow
 def test_an_import_that_is_too_late_for_the_flag_warns():
     status, stderr = run('import jax; jax.devices(); import allyouneed, inference')
     assert status == 0 and stderr.count('RuntimeWarning: jaxlib 0.10.2 computes some sums wrongly') == 1

@@ -47,6 +47,7 @@ def test_safe_changes_of_the_config_are_said_and_kept(copy, cache, said):
     assert len((copy / 'changes.jsonl').read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_is_shorter_than_its_warmup_resumes_with_more_steps(tmp_path, cache, said):
     short = {'optimizer__schedule': 'cosine', 'optimizer__warmup': 8}
     start(tmp_path / 'run', tiny_config(cache, train__steps=2, **short))

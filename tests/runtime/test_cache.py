@@ -35,6 +35,7 @@ def test_compiled_programs_are_kept_where_the_user_says_or_else_in_the_cache(tmp
 
 
 @pytest.mark.skipif(not mappings(), reason='only Linux counts memory mappings')
+@pytest.mark.slow
 def test_dropped_programs_have_no_memory_mappings():
     programs = [jax.jit(lambda x, number=number: x * number) for number in range(10)]
     before = mappings()

@@ -64,6 +64,7 @@ def test_a_plan_by_formula_is_printed():
      'a100:4096: a batch has 16 rows, and no mesh of the search divides 16 rows into equal shares. Use a batch of 4096 '
      'rows, for example, or fewer devices'),
 ])
+@pytest.mark.slow
 def test_mistakes_are_told_in_a_line(arguments, message):
     done = plan(*arguments)
     assert (done.returncode, done.stdout) == (2, '')

@@ -15,6 +15,7 @@ def show(*arguments):
                           text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_demo_batch(tmp_path):
     done = show('--config=configs/demo.py', '--step=3', f'--config.cache_dir={tmp_path}')
     assert done.returncode == 0, done.stderr

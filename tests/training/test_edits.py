@@ -14,6 +14,7 @@ WEIGHTS = 'encoder/layers_0/self_attention/weights'
 FROZEN = json.dumps([{'edit': 'freeze', 'place': WEIGHTS, 'by': 'uniform', 'heads': [1]}])
 
 
+@pytest.mark.slow
 def test_a_model_learns_with_a_frozen_head_and_resumes_bit_for_bit(whole, cache, tmp_path):
     config = tiny_config(cache, train__edits=FROZEN)
     start(tmp_path / 'frozen', config)

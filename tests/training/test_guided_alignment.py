@@ -50,7 +50,7 @@ def folder(tmp_path):
     return path
 
 
-@pytest.mark.parametrize('head', [1, None])
+@pytest.mark.parametrize('head', [pytest.param(1, marks=pytest.mark.slow), None])
 def test_the_loss_is_its_definition_and_its_gradient_reaches_the_head(head):
     module, variables = transformer()
     links = np.zeros((2, 6, 5), bool)

@@ -101,6 +101,7 @@ def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(thre
     assert np.abs(found['head/kernel']).max() > 0.01 and np.abs(found['head/bias']).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_a_classifier_of_other_classes_begins_with_a_fresh_head(three, cache, tmp_path, caplog):
     """The number of classes is the same. The encoder is frozen."""
     caplog.set_level(logging.INFO)

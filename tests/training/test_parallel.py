@@ -34,12 +34,12 @@ from training import mesh
 from training.mesh import computing_shardings_of, make_mesh, shardings_of
 from training.step import boxed_state
 
-QUICK = [Mode(data=2, fsdp=2, tensor=2), Mode(data=4, mode='pmap')]
+QUICK = [Mode(data=2, fsdp=2, tensor=2)]
 SLOW = [mode for mode in modes(8) if mode not in QUICK]
 ROUNDING = 2e-5  # of parameters: Adam enlarges the rounding of small gradients (seen: 1.03e-5 with accumulate=2)
 
 
-@pytest.mark.parametrize('found', [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=['two modes', 'all others'])
+@pytest.mark.parametrize('found', [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=['one mode', 'all others'])
 def test_every_mode_trains_as_one_device_does(found):
     for mode, loss, parameters in compare(found):
         assert loss < 1e-5 and parameters < ROUNDING, mode

@@ -23,6 +23,7 @@ def entropies(weights):
     return -(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=-1)
 
 
+@pytest.mark.slow
 def test_a_run_logs_statistics_of_its_validation_split_and_its_training_changes_no_bit(
         whole, cache, tmp_path):
     run = training.train(tiny_config(cache, track__places=PLACES), tmp_path / 'run')

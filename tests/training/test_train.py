@@ -40,6 +40,7 @@ def test_it_trains_what_train_py_trains(whole, tmp_path, cache):
     assert run.checkpoint == inference.load(whole).checkpoint
 
 
+@pytest.mark.slow
 def test_an_interrupt_saves_and_the_same_call_goes_on(whole, tmp_path, cache, monkeypatch):
     former = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:

@@ -55,6 +55,7 @@ def test_a_pattern_matches_a_name_or_a_part_of_it(name, patterns, expected):
     assert matches(name, patterns) == expected
 
 
+@pytest.mark.slow
 def test_frozen_parameters_keep_every_bit_and_the_others_learn_as_ever():
     """Weight decay and an average are no reason to change; Adam's first step treats each parameter by itself."""
     settings = base.get_config().optimizer.to_dict() | {'weight_decay': 0.5, 'ema': 0.9}
