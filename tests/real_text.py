@@ -6,8 +6,7 @@ import random
 import sysconfig
 from pathlib import Path
 
-from configs import demo
-from input_pipeline.sources import open_corpus
+from input_pipeline.builtin import make_corpus
 from input_pipeline.tokens import BOS, EOS
 from tests.interchange.lines import mixed_lines, sentences
 
@@ -22,7 +21,7 @@ def texts():
     """Returns {source: text} without the sources that are missing on this machine."""
     library = Path(sysconfig.get_paths()['stdlib'])
     code = '\n'.join((library / name).read_text('utf-8') for name in ('argparse.py', 'textwrap.py', 'json/decoder.py'))
-    english, french = zip(*open_corpus(demo.get_config().data).pairs('validation'), strict=True)
+    english, french = zip(*make_corpus(sizes={'validation': 1000})['validation'], strict=True)
     found = {'code': code, 'code with tabs': code.replace('    ', '\t').replace('\n', '\r\n'),
              'English': '\n'.join(english), 'French': '\n'.join(french),  # with no-break spaces
              'Multi30k': '\n'.join(sentences(DATA, 2000)), 'scripts and emoji': '\n'.join(mixed_lines(500))}

@@ -240,6 +240,7 @@ def test_the_sources_of_a_table_decoded_again_give_its_score(run, data, tmp_path
     assert sum(map(str.__eq__, outputs, references)) / 20 == results['exact_match']
 
 
+@pytest.mark.slow
 def test_decoding_and_training_agree_on_the_perplexity(run):
     result = script('decode.py', f'--workdir={run[0]}', '--split=validation', '--checkpoint=latest', '--method=greedy')
     measured = json.loads((run[0] / 'metrics.jsonl').read_text().splitlines()[-1])

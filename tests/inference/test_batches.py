@@ -232,9 +232,8 @@ def test_few_sentences_are_divided_among_the_threads(batch_size, threads, count,
 
 
 @pytest.mark.parametrize('batch_size, count, sizes', [
-    (60, 80, [32, 60]), (100, 180, [32, 50, 50, 50]),
-    *(pytest.param(200, count, sizes, marks=pytest.mark.slow) for count, sizes in [
-        (210, [16, 100, 100]), (190, [100, 100])])])
+    (60, 80, [32, 60]), *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        (100, 180, [32, 50, 50, 50]), (200, 210, [16, 100, 100]), (200, 190, [100, 100])])])
 def test_shares_are_padded_to_their_own_size(batch_size, count, sizes, monkeypatch):
     """No row of a full share is padding, whatever the batch size; the last share has the next power of two."""
     use_cores(monkeypatch, 2)

@@ -52,10 +52,9 @@ def runs():
     return {kind: random_run(kind) for kind in ('transformer', 'rnnsearch', 'language_model', 'patches')}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, method', [
-    ('transformer', 'beam'), pytest.param('language_model', 'sample', marks=pytest.mark.slow),
-    pytest.param('rnnsearch', 'beam', marks=pytest.mark.slow),
-    pytest.param('language_model', 'beam', marks=pytest.mark.slow)])
+    ('transformer', 'beam'), ('language_model', 'sample'), ('rnnsearch', 'beam'), ('language_model', 'beam')])
 def test_a_search_under_edits_is_teacher_forcing_under_the_same_edits(kind, method, runs):
     options = dataclasses.replace(OPTIONS, method=method)
     plain, edited = runs[kind], runs[kind].edited(BATTERY[kind])

@@ -58,7 +58,7 @@ TRANSLATORS = {
 }
 
 
-@pytest.fixture(scope='module', params=TRANSLATORS)
+@pytest.fixture(scope='module', params=['transformer', pytest.param('rnnsearch', marks=pytest.mark.slow)])
 def translating(request):
     return translator(TRANSLATORS[request.param])
 

@@ -7,7 +7,8 @@ from input_pipeline.tokenizer import BOS, PAD, ByteTokenizer, train_tokenizer
 from tests.real_text import ODD, assert_continued, training_lines
 
 
-@pytest.fixture(scope='module', params=TOKENIZERS)
+@pytest.fixture(scope='module', params=[
+    pytest.param(kind, marks=pytest.mark.slow) if kind == 'bpe' else kind for kind in TOKENIZERS])  # trains for seconds
 def tokenizer(request):
     return train_tokenizer(training_lines(), kind=request.param, vocab_size=1500, split_digits=False,
                            normalization='identity', indentation=True)
