@@ -75,7 +75,8 @@ def problems_of_data(config: ConfigDict, problems: Sequence[str]) -> list[str]:
     """
     if not problems and WORKDIR.value and finished_at(expanded(WORKDIR.value), config) is not None:
         return []
-    from input_pipeline.problems import data_problems
+    with slow_imports():
+        from input_pipeline.problems import data_problems
 
     return data_problems(config, problems, asked_options())
 

@@ -15,7 +15,7 @@ import os
 from absl import flags
 from ml_collections import config_flags
 
-from command_line import flag_files_explained, run_script
+from command_line import flag_files_explained, run_script, slow_imports
 from configs.checks import config_from
 from runtime.errors import UserError
 from runtime.files import check_file, expanded
@@ -42,8 +42,9 @@ def main() -> None:
     os.environ.update(JAX_PLATFORMS='cpu', TPU_SKIP_MDS_QUERY='1', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
     for name in ('TPU_MIN_LOG_LEVEL', 'TPU_STDERR_LOG_LEVEL'):
         os.environ.setdefault(name, '3')
-    from tools import planning  # these imports take seconds, and --help does not need them
-    from tools.chips import parse_topology
+    with slow_imports():  # --help does not need them
+        from tools import planning
+        from tools.chips import parse_topology
 
     config = config_from(CONFIG_FLAG)
     if not TOPOLOGY.value:

@@ -12,7 +12,7 @@ import logging
 from absl import flags
 from ml_collections import config_flags
 
-from command_line import flag_files_explained, run_script
+from command_line import flag_files_explained, run_script, slow_imports
 from configs.allowed import Between
 from configs.checks import config_from
 from configs.options import MOST_STEPS
@@ -29,9 +29,10 @@ log = logging.getLogger('allyouneed.show')
 
 def main() -> None:
     """Prints the training batch of the step --step."""
-    from input_pipeline.data import open_data  # these imports take seconds, and --help does not need them
-    from run_directory.records import read_config
-    from run_directory.trained import vocabulary_from
+    with slow_imports():  # --help does not need them
+        from input_pipeline.data import open_data
+        from run_directory.records import read_config
+        from run_directory.trained import vocabulary_from
 
     if CONFIG_FLAG.present and WORKDIR.value:
         raise UserError('--config and --workdir cannot be used together. Remove one of the two flags')

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.compare import RunRecord, load_runs
-from command_line import run_script
+from command_line import run_script, slow_imports
 from configs import recipes
 from configs.options import flatten, is_used
 from configs.tasks import METRICS, goodness
@@ -101,8 +101,8 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
     Raises:
       UserError: if the checkpoint is damaged.
     """
-    # The import of Orbax takes seconds, and --help does not need it.
-    from run_directory.checkpoints import Checkpoints, described, refuse_pipes
+    with slow_imports():  # of Orbax, which --help does not need
+        from run_directory.checkpoints import Checkpoints, described, refuse_pipes
 
     steps = Checkpoints(workdir).steps()
     if not steps:
