@@ -42,16 +42,26 @@ COMMANDS = {
     'save': lambda disk, data, cache: train_arguments(disk / 'run', data, cache, train__steps=STEPS + 6),
     'distil': lambda disk, data, cache: ['-m', 'tools.distil', f'--workdir={disk}/run', f'--output={disk}/new',
                                          '--sentences=8', '--beam=1'],
+    'store': lambda disk, data, cache: ['-m', 'tools.show_batch', *train_arguments(
+        disk / 'new', data, disk / 'cache')[1:2], *train_arguments(disk / 'new', data, disk / 'cache')[3:]],
+    'export': lambda disk, data, cache: ['-m', 'tools.export', f'--workdir={disk}/run', '--to=safetensors',
+                                         f'--output={disk}/new'],
+    'import': lambda disk, data, cache: ['-m', 'tools.import_weights', f'--from={disk}/small', f'--workdir={disk}/new'],
     'sweep': lambda disk, data, cache: ['sweep.py', f'--sweep={disk}/grid.py', *train_arguments(
         disk / 'new', data, cache, train__steps=2, optimizer__warmup=1)[1:]],
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', COMMANDS)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.interchange) if name in ('export', 'import') else name for name in COMMANDS])
 def test_a_full_disk_leaves_nothing_incomplete(name, disk, run, data, cache):
     shutil.copytree(run[0], disk / 'run')
     (disk / 'lines').write_text('one two\n')
+    if name == 'import':
+        from tests.interchange.small_models import write_small  # imports the extra 'interchange'
+
+        write_small('gpt2', disk / 'small')
     command = COMMANDS[name](disk, data, cache)
     (disk / 'grid.py').write_text("def get_sweep(config):\n    return [{'seed': 3}]\n")
     fill(disk, LEFT.get(name, 0))
