@@ -2,7 +2,7 @@
 
     python train.py --config=configs/digits_vit.py --workdir=runs/digits_vit
 
-Training takes a minute on 2 cores. The test accuracy of our run (seed 0) is 99.0 % on 300 images.
+Training takes a minute on 2 cores. The test accuracy on 300 images is 98.0, 96.3 and 98.3 % (seeds 0, 1, 2).
 """
 
 from ml_collections import ConfigDict
