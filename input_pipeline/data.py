@@ -24,8 +24,7 @@ from input_pipeline.kept_data import (
     contradiction,
     load_sizes,
     load_tokenizers,
-    save_sizes,
-    save_tokenizers,
+    save_kept_data,
 )
 from input_pipeline.links import Links
 from input_pipeline.preprocessing import Preprocessing
@@ -194,8 +193,7 @@ class PairData:
 
     def keep(self, folder: Path) -> None:
         """Writes the tokenizers and sizes.json to `folder`. Decoding needs these files."""
-        save_tokenizers(folder, self.tokenizers)
-        save_sizes(folder, self.sizes)
+        save_kept_data(folder, self.tokenizers, self.sizes)
 
 
 class DocumentData:
@@ -233,8 +231,7 @@ class DocumentData:
 
     def keep(self, folder: Path) -> None:
         """Writes the tokenizers and sizes.json to `folder`. Decoding needs these files."""
-        save_tokenizers(folder, self.tokenizers)
-        save_sizes(folder, self.sizes)
+        save_kept_data(folder, self.tokenizers, self.sizes)
 
 
 class ExampleData:
@@ -280,7 +277,7 @@ class ExampleData:
 
     def keep(self, folder: Path) -> None:
         """Writes sizes.json to `folder`. Decoding needs this file."""
-        save_sizes(folder, self.sizes)
+        save_kept_data(folder, self.tokenizers, self.sizes)
 
 
 class LabelledData(ExampleData):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,26 @@ from runtime.schema import Count, read_as
 
 KEPT = 'data'  # a folder in the run directory, with the tokenizers and the sizes for decoding
 SIZES = 'sizes.json'
-CHECKSUMS = 'checksums.json'  # file with the checksums of the tokenizers; missing in runs of earlier versions
+CHECKSUMS = 'checksums.json'  # {name: CRC-32 of the file}; runs of earlier versions have no or fewer checksums
 AS_WRITTEN = 'Restore the file from a copy of the run'
+
+
+def save_kept_data(folder: Path, tokenizers: Mapping[str, Tokenizer], sizes: Mapping[str, Any]) -> None:
+    """Writes tokenizers, sizes.json and the checksums of these files. Makes the folder if it does not exist.
+
+    Args:
+      folder: the folder `data` of a run directory.
+      tokenizers: the tokenizers by side. A run on images or series has none.
+      sizes: the vocabulary sizes, or the shapes and the preprocessing of the data.
+    """
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for side, tokenizer in tokenizers.items():
+        with naming(folder / f'{side}.model'):  # the error of a full disk has no name of a file
+            tokenizer.save(folder / f'{side}.model')
+    write_text(folder / SIZES, json.dumps(dict(sizes), indent=2) + '\n')
+    write_text(folder / CHECKSUMS, json.dumps(
+        {name: file_checksum(folder / name) for name in [*(f'{side}.model' for side in tokenizers), SIZES]}) + '\n')
 
 
 def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
@@ -26,11 +45,7 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
     """
     sizes = {key.removesuffix('vocab_size').rstrip('_') or 'text': size for key, size in load_sizes(folder).items()
              if key.endswith('vocab_size')}
-    checksums = read_as(folder / CHECKSUMS, dict[str, Count], AS_WRITTEN) if (folder / CHECKSUMS).exists() else {}
-    for name, checksum in checksums.items():
-        if name in {f'{side}.model' for side in sizes} and (folder / name).is_file() and (
-                file_checksum(folder / name) != checksum):
-            raise UserError(f'{folder / name} is damaged: it does not match its checksum. {AS_WRITTEN}')
+    _compare_checksums(folder, [f'{side}.model' for side in sizes])
     tokenizers = {side: load_tokenizer(folder / f'{side}.model') for side in sizes}
     for side, tokenizer in tokenizers.items():
         if len(tokenizer) != sizes[side]:
@@ -39,35 +54,27 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
     return tokenizers
 
 
-def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
-    """Saves tokenizers with checksums of their files. `load_tokenizers` loads the tokenizers again."""
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for side, tokenizer in tokenizers.items():
-        with naming(folder / f'{side}.model'):  # the error of a full disk has no name of a file
-            tokenizer.save(folder / f'{side}.model')
-    write_text(folder / CHECKSUMS, json.dumps(
-        {f'{side}.model': file_checksum(folder / f'{side}.model') for side in tokenizers}) + '\n')
-
-
-def save_sizes(folder: Path, sizes: dict[str, Any]) -> None:
-    """Writes sizes.json to `folder`: the vocabulary sizes, or the shapes and the preprocessing of the data."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / SIZES, json.dumps(sizes, indent=2) + '\n')
-
-
 def load_sizes(folder: Path) -> dict[str, Any]:
     """Loads sizes.json of `folder`, and checks each entry by itself.
 
     Raises:
-      UserError: if sizes.json is missing, or an entry has an impossible value.
+      UserError: if sizes.json is missing or damaged, or an entry has an impossible value.
     """
     path = folder / SIZES
     sizes = read_json(path, AS_WRITTEN)
     for name, value in sizes.items():
         if not _is_size(name, value):
             raise UserError(f'{path} is damaged: {name} has the impossible value {str(value)[:200]}. {AS_WRITTEN}')
+    _compare_checksums(folder, [SIZES])
     return sizes
+
+
+def _compare_checksums(folder: Path, names: Iterable[str]) -> None:
+    """Raises UserError if an existing file of the given names does not match its checksum in checksums.json."""
+    checksums = read_as(folder / CHECKSUMS, dict[str, Count], AS_WRITTEN) if (folder / CHECKSUMS).exists() else {}
+    for name in names:
+        if name in checksums and (folder / name).is_file() and file_checksum(folder / name) != checksums[name]:
+            raise UserError(f'{folder / name} is damaged: it does not match its checksum. {AS_WRITTEN}')
 
 
 def _is_size(name: str, value: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from configs.versions import VERSION
-from input_pipeline.kept_data import KEPT, SIZES, save_tokenizers
+from input_pipeline.kept_data import KEPT, SIZES, save_kept_data
 from interchange.safetensors_files import ADVICE, open_arrays, save_arrays
 from run_directory.records import CONFIG, EXPORTED, read_config
 from run_directory.trained import TrainedModel, make_model, parts_of_one_run
@@ -33,9 +33,8 @@ STEPS = 'steps'  # the entry of the metadata with the steps of the checkpoints t
 def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     """Writes a trained model into an existing folder, for `read_safetensors` and for other programs."""
     config = json.dumps({'version': VERSION, **trained.config.to_dict()}, indent=2) + '\n'
-    sizes = json.dumps(dict(trained.sizes), indent=2) + '\n'
-    save_tokenizers(folder / KEPT, dict(trained.tokenizers))
-    write_text(folder / KEPT / SIZES, sizes)
+    save_kept_data(folder / KEPT, trained.tokenizers, trained.sizes)
+    sizes = (folder / KEPT / SIZES).read_text('utf-8')
     fingerprints = trained.workdirs[0] / KEPT / FINGERPRINTS  # an imported folder has no fingerprints
     write_text(folder / KEPT / FINGERPRINTS, fingerprints.read_text('utf-8') if fingerprints.is_file() else '{}\n')
     arrays = {name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}

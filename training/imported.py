@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from configs.versions import VERSION
 from inference.run import Run
 from inference.translate import Translator
-from input_pipeline.kept_data import KEPT, SIZES, save_tokenizers
+from input_pipeline.kept_data import KEPT, save_kept_data
 from input_pipeline.tokenizer import BOS
 from interchange.huggingface import read_huggingface
 from model import Params
@@ -74,8 +74,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     optimizer = make_optimizer(config.optimizer, schedule)
     state = TrainState(step=jnp.zeros((), jnp.int32), params=model.params, opt_state=optimizer.init(model.params))
     with naming(folder), written_folder(folder) as temporary:
-        save_tokenizers(temporary / KEPT, dict(model.tokenizers))
-        write_text(temporary / KEPT / SIZES, json.dumps(dict(model.sizes), indent=2) + '\n')
+        save_kept_data(temporary / KEPT, model.tokenizers, model.sizes)
         write_text(temporary / KEPT / FINGERPRINTS, '{}\n')  # the run has not been trained on data yet
         write_text(temporary / RECIPE, RECIPE_TEXT)
         write_text(temporary / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')

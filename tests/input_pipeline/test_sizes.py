@@ -5,6 +5,7 @@ import json
 import pytest
 
 from input_pipeline.data import read_sizes
+from input_pipeline.kept_data import save_kept_data
 from runtime.errors import UserError
 
 VALUES = {'outputs': 2, 'shape': [8, 3], 'classes': None, 'preprocessing': {
@@ -51,6 +52,16 @@ def test_scales_are_of_every_channel_and_value(tmp_path, part, numbers):
 def test_classes_that_cannot_be(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         read(tmp_path, CLASSES | changes, 'classification')
+
+
+@pytest.mark.parametrize('old, new', [('a cat', 'a bat'), ('"shape"', '"shapE"'), ('127.5', '126.5'), ('8', '9')])
+def test_a_changed_byte_is_found_by_the_checksum(tmp_path, old, new):
+    save_kept_data(tmp_path / 'data', {}, CLASSES | {'absent': [0]})
+    assert read_sizes(tmp_path, 'classification') == CLASSES | {'absent': [0]}
+    path = tmp_path / 'data/sizes.json'
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(UserError, match='sizes.json is damaged: it does not match its checksum'):
+        read_sizes(tmp_path, 'classification')
 
 
 def test_values_have_no_classes(tmp_path):

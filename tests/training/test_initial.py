@@ -65,6 +65,7 @@ def test_a_resumed_run_keeps_its_preprocessing(cache, tmp_path):
     sizes = json.loads((tmp_path / 'run' / 'data' / 'sizes.json').read_text())
     sizes['preprocessing'] |= {'input_mean': [127.5] * 2, 'input_std': [127.5] * 2}
     (tmp_path / 'run' / 'data' / 'sizes.json').write_text(json.dumps(sizes))
+    (tmp_path / 'run' / 'data' / 'checksums.json').unlink()
     data = inference.load(tmp_path / 'run').data()
     raw = np.load(tmp_path / 'data' / 'validation.npz')['inputs']
     np.testing.assert_allclose(data.plan('validation').batch(0)['inputs']['inputs'], raw / 127.5 - 1, atol=1e-6)
