@@ -43,5 +43,5 @@ def decoded(content: bytes | str, schema: type[Content]) -> Content:
         raise ValueError('the JSON has too many nested levels') from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # 'Expected `int`, got `str` - at `$.n_head`'
         reason, _, field = str(error).replace('`', '').partition(' - at ')
-        reason = reason[:1].lower() + reason[1:]
+        reason = reason.replace('Expected', 'expected', 1)
         raise ValueError(f'{field.removeprefix("$.")}: {reason}' if field else reason) from None

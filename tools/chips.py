@@ -89,8 +89,8 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     chip = CHIPS[name]
     if not re.fullmatch(r'[1-9]\d{0,4}(x[1-9]\d{0,4})*', shape) or len(shape.split('x')) != (chip.axes or 1):
         example = 'x'.join(['4', '4', '4'][:chip.axes or 1])
-        raise UserError(f'--topology={text}: a {name} needs a shape of {chip.axes or 1} sizes. Use for example '
-                        f'{name}:{example}')
+        wanted = f'a shape of {chip.axes} sizes' if chip.axes else 'a number of devices'
+        raise UserError(f'--topology={text}: {name} needs {wanted} up to 99,999, as in {name}:{example}')
     topology = Topology(chip, tuple(map(int, shape.split('x'))), slices)
     if topology.devices > MOST_DEVICES:
         raise UserError(f'--topology={text} --slices={slices}: {topology.devices:,} devices are more than a plan '

@@ -12,7 +12,7 @@ QUICK = [
     *(Case(DEMO + f'--topology={topology}', f'--topology={topology}') for topology in (
         'v9:4x4', 'v5e', 'v5e:', 'v5e:4', 'v5e:4x4x4', 'v5e:0x4', 'v5e:-4x4', 'v5e:4x', 'v5e:4.5x4', 'v4:2x2', 'a100:0',
         'a100:-8', 'a100:8x8', 'a100:x', 'h100:99999999', ':', 'v5e:99999x99999')),
-    Case(DEMO + '--topology=h100:' + '9' * 5000, 'a h100 needs a shape of 1 sizes'),
+    Case(DEMO + '--topology=h100:' + '9' * 5000, 'h100 needs a number of devices'),
     *(Case(TPU + f'--{flag}={value}', f'--{flag}={value}') for flag, value in (
         ('slices', 0), ('slices', -1), ('slices', 10 ** 12), ('slices', 10 ** 400), ('slices', 'two'), ('slices', 1.5),
         ('length', 0), ('length', -5), ('length', 10 ** 12), ('length', 'x'), ('compile', -1), ('compile', 10 ** 12),
