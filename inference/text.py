@@ -30,7 +30,7 @@ from model import Params
 from runtime.errors import UserError
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
-LENGTHS = 16  # inputs are padded to multiples of this number, so that few lengths are compiled
+LENGTHS = 32  # inputs are padded to multiples of this number, so that few lengths are compiled
 # Number of batches in a chunk. All lines of a chunk are read, sorted by length and answered together. So the memory is
 # bounded for an input of any length.
 CHUNK = 32
