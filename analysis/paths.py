@@ -59,13 +59,18 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
         receivers count. Then, with the receiver 'decoder', the effect equals the effect of activation patching.
 
     Raises:
-      UserError: if there is no such place or head, or the sentences differ in the number of tokens.
+      UserError: if there is no such place, head or token, or the sentences differ in the number of tokens.
     """
     listed = run.places()
     sending, receiving = _nodes(senders, listed, 'senders'), _nodes(receivers, listed, 'receivers')
     holding = {name for pattern in ([held] if isinstance(held, str) else held) for name in _held(pattern, listed, held)}
     clean_text, text = (text_of(run, (sentence, target)) for sentence in (clean, corrupt))
     check_same_lengths(clean_text, text, (clean, corrupt))
+    length = max(map(len, text.inputs.values()))
+    for node in (*sending, *receiving):
+        if node.positions is not None and max(node.positions, default=0) >= length:
+            raise UserError(f'{node.place}: positions={list(node.positions)}: there are only {length} tokens. Use '
+                            f'positions from 0 to {length - 1}')
     inputs, targets, weights = text.arrays(2 + 2 * len(sending))
     first, _, _ = clean_text.arrays()
     inputs = {name: tokens.at[0].set(first[name][0]) for name, tokens in inputs.items()}

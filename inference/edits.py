@@ -203,7 +203,7 @@ def _check_numbers(by: Any, where: str) -> None:
     """Raises UserError if the argument `by` of an edit is not an array of finite numbers."""
     try:
         with np.errstate(over='ignore'):
-            finite = np.isfinite(np.asarray(None if isinstance(by, str) else by, np.float32)).all()
+            finite = np.isfinite(np.asarray(None if isinstance(by, str | bool) else by, np.float32)).all()
     except (TypeError, ValueError, OverflowError):  # texts, lists of different lengths, too large numbers
         finite = False
     if not finite:

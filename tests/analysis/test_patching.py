@@ -137,6 +137,7 @@ def test_language_models_and_recurrent_models_have_paths_too():
     ((Node(f'{CROSS}/heads', [4]), 'decoder'), 'senders: .*/heads: there is no head 4. Use numbers from 0 to 1'),
     (('encoder', Node('decoder', [1])), 'receivers: decoder: the values at this place are not split into heads'),
     (('encoder', []), 'receivers: the list is empty'),
+    ((Node('encoder', None, [1, 99]), 'decoder'), r'encoder: positions=\[1, 99\]: there are only \d+ tokens'),
     (('encoder', 'decoder', ['nothing/*']), "place 'nothing/.': the model has no such place")])
 def test_impossible_paths_are_refused(arguments, message, run):
     with pytest.raises(UserError, match=message):

@@ -228,6 +228,7 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (('zero', 'decoder', None, None, [2 ** 40]), r'positions=\[1099511627776\] must be a list of whole numbers'),
     (('scale', 'decoder', 'abc'), 'by=abc must be a finite number, or a rectangular array of finite numbers'),
     (('scale', 'decoder', {'a': 1}), 'must be a finite number'),
+    (('scale', 'decoder', True), 'by=True must be a finite number'),
     (('scale', 'decoder', 10 ** 400), 'must be a finite number'),
     (('scale', 'decoder', float('nan')), 'by=nan must be a finite number'),
     (('add', 'decoder', [[1.0, 2.0], [3.0]]), 'or a rectangular array of finite numbers'),
