@@ -171,15 +171,23 @@ def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, lis
 
 
 def _time_parser(first: Row, path: Path):
-    """Returns a function that reads the time of a row. Times are numbers if the first time is a number, else dates."""
+    """Returns a function that reads the time of a row. Times are numbers if the first time is a number, else dates.
+
+    Either all dates have a time zone, or none has one.
+    """
     numbers = _is_number(first.cells['time'])
+    zoned = _has_zone(first.cells['time'])
 
     def parse(row: Row) -> float:
         text = row.cells['time']
+        if not numbers and _is_date(text) and _has_zone(text) != zoned:
+            raise UserError(f'{path}:{row.line}: time {text!r} has {"no" if zoned else "a"} time zone, but '
+                            f'{first.cells["time"]!r} at line {first.line} has {"one" if zoned else "none"}. Write all '
+                            'times with a time zone, or all without')
         try:
             if not numbers:
                 date = datetime.datetime.fromisoformat(text)
-                return (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
+                return (date if zoned else date.replace(tzinfo=datetime.UTC)).timestamp()
             if _is_number(text):
                 return float(text)
         except (ValueError, OverflowError):
@@ -277,6 +285,10 @@ def _is_date(text: str) -> bool:
         return bool(datetime.datetime.fromisoformat(text))
     except ValueError:
         return False
+
+
+def _has_zone(text: str) -> bool:
+    return _is_date(text) and datetime.datetime.fromisoformat(text).tzinfo is not None
 
 
 def _number(text: str, where: str, hint: str = USE_MEAN) -> float:

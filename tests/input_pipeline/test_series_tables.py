@@ -61,6 +61,8 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     (['series,x,target', 'a,1,1', 'b,1,1', 'a,2,1'],
      r"train\.csv:4: series 'a' continues here, but it began at line 2 .*Sort the rows by series, or add"),
     ([HEADER, 'a,x,1,1,1', 'a,y,1,1,1'], r"train\.csv:2: time is 'x', not a date\. Times must be numbers, or dates"),
+    ([HEADER, 'a,2024-01-01T02+02:00,1,1,1', 'a,2024-01-02,1,1,1'], "csv:3: time '2024-01-02' has no time zone, but '2024"),
+    ([HEADER, 'a,2024-01-01,1,1,1', 'a,2024-01-02T00Z,1,1,1'], "csv:3: time '2024-01-02T00Z' has a time zone, but '2024"),
     ([HEADER, 'a,0,1,1,1', 'a,2024-01-31,1,1,1'], r"train\.csv:3: time is '2024-01-31', not a number"),
     ([HEADER, 'a,0,1,1,1', 'a,,1,1,1'], r"train\.csv:3: time is '', not a number"),
     ([HEADER, 'a,0,1,1,1', 'a,nan,1,1,1'], r"train\.csv:3: time is 'nan', not a number"),
