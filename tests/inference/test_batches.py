@@ -165,6 +165,7 @@ def test_a_batch_shrinks_as_its_sentences_end_and_its_past_grows(monkeypatch):
                        dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
     monkeypatch.setattr(batches, 'FEWEST', 2)
     monkeypatch.setattr(batches, 'ROOM', 4)
+    monkeypatch.setattr(batches, 'ROOM_OF_FEW', 24)
     shapes, go_on = [], model._batches._advance
     monkeypatch.setattr(model._batches, '_advance', lambda params, state, *args, **options: (
         shapes.append(state.cache.past[0].key.shape), go_on(params, state, *args, **options))[1])
@@ -174,9 +175,14 @@ def test_a_batch_shrinks_as_its_sentences_end_and_its_past_grows(monkeypatch):
     assert all(len(hypotheses[0].tokens) < limit for hypotheses, limit in zip(found, limits, strict=True))
     rows, keys = [shape[0] for shape in shapes], [shape[3] // 3 for shape in shapes]
     assert rows == sorted(rows, reverse=True) and keys == sorted(keys)
-    assert rows[0] == 16 and keys[0] == 4 and {4, 8, 16} <= {*keys} and max(keys) <= 64
+    assert rows[0] == 16 and keys[0] == 4 and {4, 8} <= {*keys} and max(keys) <= 64
+    assert all(room >= 24 for count, room in zip(rows, keys, strict=True) if count <= 2)
     if max(len(hypotheses[0].tokens) for hypotheses in found) > 8:
         assert 2 in rows
+
+
+def test_few_sentences_begin_with_a_larger_cache():
+    assert [batches._first_room(rows) for rows in (1, 16, 17, 128)] == [64, 64, 16, 16]
 
 
 @pytest.mark.slow
