@@ -70,8 +70,11 @@ def matrix_gradient(inputs: Float[Array, 'n d'], grad: Float[Array, 'n f'], dtyp
 
 
 def _row_by_row(inputs, grad, dtype):
-    """Returns inputs^T @ grad. inputs^T and the result are in row-major order. This is faster with XLA for CPUs."""
-    return in_rows(jnp.dot(in_rows(inputs.T), grad, preferred_element_type=dtype))
+    """Returns inputs^T @ grad. inputs^T and the result are in row-major order. This is faster with XLA for CPUs.
+
+    The inputs are stored before they are transposed. XLA would compute them a second time otherwise, column by column.
+    """
+    return in_rows(jnp.dot(in_rows(in_rows(inputs).T), grad, preferred_element_type=dtype))
 
 
 def products(inputs: Float[Array, '*batch d'], matrices: Sequence[Float[Array, 'd ...']],
