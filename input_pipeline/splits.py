@@ -1,4 +1,4 @@
-"""The names of the splits of a data set, and the division of the training data if other splits have no files."""
+"""The names of the splits of a data set. Splits without files are made from a part of the training data."""
 
 import bisect
 import dataclasses
@@ -56,7 +56,7 @@ def asked_splits(split: str, data: ConfigDict, option: str = '--split') -> list[
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The splits that are held out from the training data, because they have no files."""
+    """The splits without files. Each of them is a part of the training data, and this part is not used for training."""
     names: tuple[str, ...] = ()  # the held-out splits: 'validation', 'test', or both
     share: float = 0.0  # the share of the training data that each held-out split gets
     last: bool = False  # whether the last examples are held out; otherwise a hash of the examples decides

@@ -159,7 +159,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns a `Link` for each array of a Hugging Face model, to the corresponding arrays of this project."""
+    """Returns the links between the arrays of a Hugging Face model and the arrays of this project."""
     table = rows(orders['text'])
     links = [Link('model.embed_tokens.weight', {'embedding/embedding': table}),
              Link('model.norm.weight', {'encoder/final_norm/scale': SAME})]

@@ -122,7 +122,7 @@ def generation(orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> dict[str, An
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns a `Link` for each array of a Hugging Face model, to the corresponding arrays of this project."""
+    """Returns the links between the arrays of a Hugging Face model and the arrays of this project."""
     stream = halves(model.d_model)
     table = {side: chain(rows(order), reordered(stream, 1)) for side, order in orders.items()}
     bias = chain(reshaped((1, -1), (-1,)), rows(orders['target']))

@@ -134,7 +134,10 @@ class Greatest:
 
 @functools.cache
 def _maxima() -> tuple[Callable[[jax.Array], jax.Array], NamedSharding]:
-    """Returns a compiled function that computes maxima over rows, one row per device, and the sharding of the rows."""
+    """Returns two objects: a compiled function, and the sharding of its argument.
+
+    The argument has one row per device. The function returns the maximum of each column.
+    """
     mesh = Mesh(np.array(jax.devices()), 'devices')
     maxima = jax.jit(lambda values: values.max(axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
     return maxima, NamedSharding(mesh, PartitionSpec('devices'))

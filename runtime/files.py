@@ -57,8 +57,9 @@ def naming(path: Path | str) -> Iterator[None]:
 def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
     """Opens a UTF-8 text file for writing, and replaces the old file only when the new file is complete.
 
-    An incomplete new file has the name of `path` followed by `ending`. After a failure, the old file remains, and the
-    new file is removed unless `ending` is PARTIAL. Symbolic links are followed. Devices and pipes are written directly.
+    Until the new file is complete, its name is the name of `path` followed by `ending`. After a failure, the old file
+    remains. The incomplete new file is then removed, unless `ending` is PARTIAL. If `path` is a symbolic link, the file
+    that it names is replaced. Devices and pipes are written directly.
 
     Raises:
       UserError: if the file cannot be written.

@@ -143,9 +143,9 @@ def compiled(config: ConfigDict, topology: Topology, length: int | None = None, 
 
 
 def too_large(plan: Plan, needed: float, available: float | None = None) -> UserError:
-    """Returns the error for a plan that needs too much memory. The message suggests options that would fit by formula.
+    """Returns the error for a plan that needs too much memory. The message suggests options that need less memory.
 
-    The suggestion has the same batch as the plan.
+    The suggested options have the same batch as the plan. Their memory is computed by the formula and not compiled.
 
     Args:
       plan: the plan that does not fit.
@@ -200,7 +200,7 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
     plans = ranked(config, topology, length)
     if not plans:
         rows = Recipe(config, length).rows
-        raise UserError(f'{topology}: a batch has {rows} rows, and no mesh of the search divides {rows} rows into '
+        raise UserError(f'{topology}: a batch has {rows} rows, and no possible mesh divides {rows} rows into '
                         f'equal shares. Use a batch of {topology.devices} rows, for example, or fewer devices')
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
