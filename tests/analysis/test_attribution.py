@@ -1,5 +1,6 @@
 """Attributions: each method against its definition, computed in another way."""
 
+import functools
 import itertools
 
 import jax
@@ -24,8 +25,9 @@ def run():
 
 
 @pytest.fixture(scope='module')
-def found(run):
-    return {method: attribute(run, PAIR, method) for method in METHODS}
+def by(run):
+    """Returns a function: the name of a method -> its attribution of PAIR."""
+    return functools.cache(lambda method: attribute(run, PAIR, method))
 
 
 def log_probs(run):
@@ -34,8 +36,9 @@ def log_probs(run):
 
 
 @pytest.mark.slow
-def test_all_methods_attribute_to_source_and_prefix(run, found):
-    for method, each in found.items():
+def test_all_methods_attribute_to_source_and_prefix(run, by):
+    for method in METHODS:
+        each = by(method)
         assert each.source == ['a', 'b', 'c', '</s>'] and each.prefix == ['<s>', 'x', 'y'], method
         assert each.target == ['x', 'y', '</s>'] and each.values.shape == (7, 3)
         np.testing.assert_allclose(each.values[5:, 0], 0, atol=1e-6)  # no prediction depends on later tokens
@@ -44,10 +47,11 @@ def test_all_methods_attribute_to_source_and_prefix(run, found):
         assert np.abs(each.values[4, 1:]).min() > 0 and (method == 'gradient' or abs(each.values[4, 0]) > 0)
         assert len(str(each).splitlines()) == 3
     for method in ('gradient', 'integrated', 'leave_one_out'):
-        np.testing.assert_allclose(found[method].outputs, log_probs(run), rtol=1e-4)
+        np.testing.assert_allclose(by(method).outputs, log_probs(run), rtol=1e-4)
+    assert agreement(list(map(by, METHODS))).shape == (6, 6)
 
 
-def test_gradient_times_input_is_the_change_by_a_longer_embedding(run, found):
+def test_gradient_times_input_is_the_change_by_a_longer_embedding(run, by):
     names = {'source_embedding': 1, 'target_embedding': 5}
     edited = run.edited([Edit('scale', name, 1.0, None, [1]) for name in names])
 
@@ -59,32 +63,38 @@ def test_gradient_times_input_is_the_change_by_a_longer_embedding(run, found):
 
     for name, row in names.items():
         change = (scaled(name, 1.01) - scaled(name, 0.99)) / 0.02
-        np.testing.assert_allclose(found['gradient'].values[row], change, rtol=0.02, atol=0.01)
+        np.testing.assert_allclose(by('gradient').values[row], change, rtol=0.02, atol=0.01)
 
 
-def test_integrated_gradients_add_up_to_the_difference_of_the_outputs(run, found):
+@pytest.mark.slow
+def test_integrated_gradients_add_up_to_the_difference_of_the_outputs(run, by):
     nothing = run.edited([Edit('zero', name) for name in ('source_embedding', 'target_embedding')])
-    np.testing.assert_allclose(found['integrated'].values.sum(axis=0), log_probs(run) - log_probs(nothing), atol=0.01)
-    np.testing.assert_allclose(found['integrated'].gap, 0, atol=0.01)
+    np.testing.assert_allclose(by('integrated').values.sum(axis=0), log_probs(run) - log_probs(nothing), atol=0.01)
+    np.testing.assert_allclose(by('integrated').gap, 0, atol=0.01)
     with pytest.raises(UserError, match="method='flow' has no baseline"):
-        _ = found['flow'].gap
+        _ = by('flow').gap
 
 
-def test_a_second_text_of_the_same_shape_compiles_nothing(run, found):
+@pytest.mark.slow
+def test_a_second_text_of_the_same_shape_compiles_nothing(run, by):
+    methods = 'gradient', 'integrated', 'leave_one_out'
+    for method in methods:
+        by(method)
     before = compile_time.seconds
-    for method in ('gradient', 'integrated', 'leave_one_out'):
+    for method in methods:
         attribute(run, ('bcd', 'yz'), method, instead='q')
     assert compile_time.seconds == before
 
 
-def test_leave_one_out_hides_a_token(run, found):
+@pytest.mark.slow
+def test_leave_one_out_hides_a_token(run, by):
     encode, apply = run.model.tokenizers['source'].encode, jax.jit(run.model.module.apply)
     for name, row in (('source', 1), ('target', 5)):
         tokens = {'source': np.array([[*encode('abc'), 2]]), 'target': np.array([[1, *encode('xy')]])}
         tokens[name][0, 1] = 0  # padding
         logits = apply({'params': run.model.params}, **tokens)
         without = np.asarray(jax.nn.log_softmax(logits))[0, range(3), [*encode('xy'), 2]]
-        np.testing.assert_allclose(found['leave_one_out'].values[row], log_probs(run) - without, atol=1e-4)
+        np.testing.assert_allclose(by('leave_one_out').values[row], log_probs(run) - without, atol=1e-4)
 
 
 def paths(weights):
@@ -111,7 +121,7 @@ def paths(weights):
     return edges, decoder
 
 
-def test_rollout_sums_the_products_along_all_paths(run, found):
+def test_rollout_sums_the_products_along_all_paths(run, by):
     edges, top = paths(run.inspect([PAIR], '*/weights')[0])
 
     def reach(node, token):
@@ -120,11 +130,12 @@ def test_rollout_sums_the_products_along_all_paths(run, found):
 
     tokens = [*((('e', 0), row) for row in range(4)), *((('d', 0), row) for row in range(3))]
     expected = [[reach((top, query), token) for query in range(3)] for token in tokens]
-    np.testing.assert_allclose(found['rollout'].values, expected, atol=1e-5)
-    np.testing.assert_allclose(found['rollout'].values.sum(axis=0), 1, rtol=1e-5)
+    np.testing.assert_allclose(by('rollout').values, expected, atol=1e-5)
+    np.testing.assert_allclose(by('rollout').values.sum(axis=0), 1, rtol=1e-5)
 
 
-def test_flow_is_the_smallest_cut(run, found):
+@pytest.mark.slow
+def test_flow_is_the_smallest_cut(run, by):
     edges, top = paths(run.inspect([PAIR], '*/weights')[0])
     # The linear program of the maximum flow, solved by another algorithm.
     from scipy.optimize import linprog
@@ -136,14 +147,14 @@ def test_flow_is_the_smallest_cut(run, found):
         into = np.array([float(edge[1] == token) - float(edge[0] == token) for edge in listed])
         best = linprog(-into, A_eq=balance, b_eq=np.zeros(len(nodes)), bounds=[(0, edge[2]) for edge in listed])
         row = token[1] + (4 if token[0] == ('d', 0) else 0)
-        np.testing.assert_allclose(found['flow'].values[row, query], -best.fun, atol=1e-5)
+        np.testing.assert_allclose(by('flow').values[row, query], -best.fun, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_a_contrast_explains_the_difference_of_two_tokens(run, found):
+def test_a_contrast_explains_the_difference_of_two_tokens(run, by):
     other = attribute(run, PAIR, 'gradient', instead='q')
     alone = attribute(run, ('abc', 'q'), 'gradient')
-    np.testing.assert_allclose(other.values[:5, 0], found['gradient'].values[:5, 0] - alone.values[:5, 0], atol=1e-3)
+    np.testing.assert_allclose(other.values[:5, 0], by('gradient').values[:5, 0] - alone.values[:5, 0], atol=1e-3)
     with pytest.raises(UserError, match="instead='q': method='rollout' uses only attention weights"):
         attribute(run, PAIR, 'rollout', instead='q')
 
@@ -160,13 +171,12 @@ def test_language_models_and_recurrent_models():
         assert attribute(recurrent, PAIR, method).values.shape == (7, 3)
 
 
-def test_agreement_is_the_tau_of_kendall(found):
+def test_agreement_is_the_tau_of_kendall(by):
     one = Attribution('one', ['a', 'b', 'c'], ['<s>'], ['x'], np.array([[1.0], [-2], [3], [4]]))
     other = Attribution('other', ['a', 'b', 'c'], ['<s>'], ['x'], np.array([[1.0], [2], [4], [-3]]))
     np.testing.assert_allclose(agreement([one, other]), [[1, 4 / 6], [4 / 6, 1]])  # 5 pairs agree, and 1 does not
-    assert agreement(list(found.values())).shape == (6, 6)
     with pytest.raises(UserError, match='the attributions belong to different texts'):
-        agreement([one, found['flow']])
+        agreement([one, by('rollout')])
 
 
 def test_an_unknown_method_names_the_nearest(run):

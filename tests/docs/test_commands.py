@@ -5,7 +5,7 @@ docs/inside.md in tests/docs/test_inside.py. Blocks with RUN do not run, because
 Trainings in text or tables do not run, but their options are checked.
 
 In the blocks, `python` makes each training tiny (`SHORTER`) and each benchmark short, sweeps have one seed, and `make`
-does nothing, because other tests run its targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of the reader's files exist.
+does nothing, because other tests run its targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of files exist.
 """
 
 import os

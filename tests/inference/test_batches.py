@@ -264,8 +264,8 @@ def test_an_error_in_a_thread_is_the_callers(monkeypatch):
         list(batches.find_in_threads(find, [[0], [1], [2]], 2))
 
 
-@pytest.mark.parametrize('search', [name if name == 'beam' else pytest.param(name, marks=pytest.mark.slow)
-                                    for name in SEARCHES])
+@pytest.mark.slow
+@pytest.mark.parametrize('search', SEARCHES)
 def test_threads_find_what_one_finds_and_compile_no_more(search, monkeypatch):
     module, ones = Transformer(blocks(), 1, SIZE, SIZE), np.ones((1, 4), np.int32)
     params = jax.jit(module.init)(jax.random.key(2), ones, ones)['params']

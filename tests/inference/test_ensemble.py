@@ -83,8 +83,8 @@ def test_the_mean_is_of_probabilities():
     np.testing.assert_allclose(far, np.log([[0.5, 0.5]]), rtol=1e-6)
 
 
-@pytest.mark.parametrize('method', [
-    'beam', pytest.param('greedy', marks=pytest.mark.slow), pytest.param('samples', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('method', ['beam', 'greedy', 'samples'])
 def test_log_probabilities_of_a_search_are_means_of_the_members_by_teacher_forcing(method):
     modules, params = translators()
     members = [answerer([module], [each]) for module, each in zip(modules, params, strict=True)]

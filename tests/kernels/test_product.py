@@ -27,7 +27,7 @@ SHAPES = {  # shape of the inputs, features, and axes that are summed over
 }
 
 
-@pytest.fixture(params=['one device', 'several'])
+@pytest.fixture(params=['one device', pytest.param('several', marks=pytest.mark.slow)])
 def devices(request, monkeypatch):
     """Sets the number of devices: with one, gradients have another form."""
     monkeypatch.setattr(jax, 'device_count', lambda: 1 if request.param == 'one device' else 8)

@@ -128,7 +128,7 @@ def test_sizes_other_than_those_of_the_training_need_no_learned_table():
 
 
 @pytest.mark.parametrize('pooling', POOLINGS)
-@pytest.mark.parametrize('position', ['sinusoidal', 'rotary', 'alibi'])
+@pytest.mark.parametrize('position', ['sinusoidal', 'rotary', pytest.param('alibi', marks=pytest.mark.slow)])
 def test_a_padded_series_has_the_outputs_of_the_series_alone(pooling, position):
     """Also if a window in the middle is missing, its values have no effect."""
     model, variables = build(SERIES, 4, tiny(position=position), pooling=pooling)

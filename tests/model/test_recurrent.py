@@ -161,7 +161,7 @@ def test_width_of_the_alignment_is_d_hidden_unless_given():
 
 # Visibility
 
-@pytest.mark.parametrize('attention', [True, False])
+@pytest.mark.parametrize('attention', [pytest.param(True, marks=pytest.mark.slow), False])
 def test_padding_changes_nothing(attention):
     model, variables = rnnsearch(attention=attention)
     padded = jnp.pad(SOURCE, ((0, 0), (0, 2)))

@@ -61,7 +61,7 @@ def test_a_bias_is_added_to_the_scaled_scores():
 
 
 @pytest.mark.parametrize('relation', RELATIONS.values(), ids=RELATIONS)
-@pytest.mark.parametrize('chunk', [3, 7, 16])
+@pytest.mark.parametrize('chunk', [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (7, 16))])
 def test_the_chunked_kernel_is_the_plain_one(relation, chunk):
     inputs = query_key_value()
 

@@ -40,11 +40,10 @@ def in_order(beam):
 
 
 CASES = [
-    ('post', 'sinusoidal', 'scaled_dot', 3), ('pre', 'learned', 'dot', 3), ('post', 'rotary', 'scaled_dot', 3),
-    ('pre', 'relative', 'additive', 3)]
+    ('post', 'sinusoidal', 'scaled_dot', 3), ('post', 'rotary', 'scaled_dot', 3), ('pre', 'relative', 'additive', 3)]
 MORE = [
-    ('post', 'learned', 'general', 1), ('pre', 'sinusoidal', 'additive', 1), ('post', 'alibi', 'scaled_dot', 3),
-    ('pre', 'none', 'general', 1)]
+    ('pre', 'learned', 'dot', 3), ('post', 'learned', 'general', 1), ('pre', 'sinusoidal', 'additive', 1),
+    ('post', 'alibi', 'scaled_dot', 3), ('pre', 'none', 'general', 1)]
 MORE += [('pre', scheme, 'scaled_dot', 2) for scheme in SCHEMES if scheme not in {case[1] for case in CASES + MORE}]
 
 
