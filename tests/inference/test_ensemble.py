@@ -114,7 +114,8 @@ def test_it_continues_a_text_as_the_mean_does(method):
             assert hypothesis.log_prob == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize('make, method', [(translators, 'beam'), (language_models, 'samples')])
+@pytest.mark.parametrize('make, method', [
+    (translators, 'beam'), pytest.param(language_models, 'samples', marks=pytest.mark.slow)])
 def test_a_model_with_itself_is_that_model(make, method):
     modules, params = make()
     alone, twice = (answerer(modules[:1] * count, params[:1] * count) for count in (1, 2))

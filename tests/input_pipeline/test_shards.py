@@ -160,9 +160,8 @@ def late_rows(store, rows):
         yield row
 
 
-@pytest.mark.parametrize('slow, error', [
-    pytest.param('a worker', 'ENOLCK', marks=pytest.mark.slow), ('joining', 'ENOTSUP'),
-    pytest.param('neither', 'ENOLCK', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('slow, error', [('a worker', 'ENOLCK'), ('joining', 'ENOTSUP'), ('neither', 'ENOLCK')])
 def test_without_locks_the_slower_process_uses_the_store_of_the_faster_one(slow, error, folder, tmp_path):
     (tmp_path / 'site').mkdir()
     (tmp_path / 'site' / 'sitecustomize.py').write_text(WITHOUT_LOCKS.format(error))
@@ -188,7 +187,8 @@ def workers_of(pid):
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='looks for processes in /proc')
-@pytest.mark.parametrize('victim', ['a worker', pytest.param('the process', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('victim', ['a worker', 'the process'])
 def test_who_is_killed_loses_a_shard_only(victim, folder, tmp_path):
     """Wherever the kill falls: the next build, or the workers that are left, make up for it."""
     rng = random.Random(victim)

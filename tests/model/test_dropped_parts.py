@@ -106,6 +106,7 @@ def test_all_left_out_is_the_stream():
         close(in_training(module, random_params(module, *args), *args), x)
 
 
+@pytest.mark.slow
 def test_sublayers_are_left_out_each_for_itself():
     """Uses gradients: all or none of the parameters of a sublayer have one."""
     module = Transformer(CONFIG.replace(layer_dropout=0.5, norm='pre'), 2, 12, 12)

@@ -39,6 +39,7 @@ def small(**options):
     return config
 
 
+@pytest.mark.slow
 def test_a_plan_by_formula_is_printed():
     done = plan('--config=configs/wmt14_base.py', '--topology=h100:8', '--length=32', '--json')
     assert done.returncode == 0, done.stderr
