@@ -39,8 +39,7 @@ SLOW = [mode for mode in modes(8) if mode not in QUICK]
 ROUNDING = 2e-5  # of parameters: Adam enlarges the rounding of small gradients (seen: 1.03e-5 with accumulate=2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('found', [QUICK, SLOW], ids=['one mode', 'all others'])
+@pytest.mark.parametrize('found', [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=['one mode', 'all others'])
 def test_every_mode_trains_as_one_device_does(found):
     for mode, loss, parameters in compare(found):
         assert loss < 1e-5 and parameters < ROUNDING, mode
@@ -55,7 +54,7 @@ ALL = [mode for mode in modes(8) if not mode.dropout]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('found', [WIDE, ALL], ids=['one mode', 'all modes'])
+@pytest.mark.parametrize('found', [WIDE, pytest.param(ALL, marks=pytest.mark.slow)], ids=['one mode', 'all modes'])
 def test_every_mode_trains_grouped_queries_as_one_device_does(found):
     # Adam would make gradients that are only rounding large, as those of the bias of keys that are not turned.
     make = functools.partial(compiled, optimizer=optax.sgd(0.1), **GROUPED)
