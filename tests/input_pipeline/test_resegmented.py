@@ -1,6 +1,7 @@
 """The plan of sentences with a new segmentation in every epoch: every sentence once, in shapes that never change."""
 
 import collections
+import functools
 
 import jax
 import numpy as np
@@ -20,15 +21,19 @@ from tests.input_pipeline.helpers import SETTINGS, assert_filled_up
 from tests.input_pipeline.test_batches import equal
 from tests.input_pipeline.test_token_store import Listed
 
-PAIRS = builtin.make_corpus('en', 'fr', seed=0, sizes={'train': 2500})['train']
 MAX_LENGTH = 48
+
+
+@functools.cache
+def all_pairs():
+    return builtin.make_corpus('en', 'fr', seed=0, sizes={'train': 2500})['train']
 
 
 @pytest.fixture(scope='module', params=[
     pytest.param(True, id='joint'), pytest.param(False, id='separate', marks=pytest.mark.slow)])
 def text(request, tmp_path_factory):
     """Tokenizers, and a store of at most MAX_LENGTH tokens."""
-    cache, corpus = tmp_path_factory.mktemp('cache'), Listed(PAIRS)
+    cache, corpus = tmp_path_factory.mktemp('cache'), Listed(all_pairs())
     tokenizers = tokenizers_for(corpus, ConfigDict(SETTINGS | {'vocab_size': 600, 'joint': request.param}), cache)
     return tokenizers, open_store(corpus, 'train', tokenizers, MAX_LENGTH, cache)
 
@@ -152,15 +157,15 @@ def test_an_epoch_that_has_no_room_keeps_some_of_the_segmentation(text):
 
 @pytest.mark.parametrize('count', [1, 2, 9])
 def test_few_sentences(count, tmp_path):
-    corpus = Listed(PAIRS[:count])
-    tokenizers = tokenizers_for(Listed(PAIRS), ConfigDict(SETTINGS | {'vocab_size': 600}), tmp_path)
+    corpus = Listed(all_pairs()[:count])
+    tokenizers = tokenizers_for(Listed(all_pairs()), ConfigDict(SETTINGS | {'vocab_size': 600}), tmp_path)
     text = tokenizers, open_store(corpus, 'train', tokenizers, MAX_LENGTH, tmp_path)
     plan = plan_of(text, 0.5)
     assert 1 <= len(plan) <= count
     for epoch in range(5):
         batches = epoch_of(plan, epoch)
         assert all(batch['weights'].any() for batch in batches)
-        assert sorted(pairs_of(batches, tokenizers)) == sorted(PAIRS[:count])
+        assert sorted(pairs_of(batches, tokenizers)) == sorted(all_pairs()[:count])
 
 
 def test_too_small_a_budget_names_one_that_works(text):
