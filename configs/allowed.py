@@ -49,7 +49,7 @@ class Between:
 
 @dataclasses.dataclass(frozen=True)
 class Fraction:
-    """The numbers from 0 to below 1, also after rounding to float32, the precision of training."""
+    """The numbers from 0 to below 1. They must also be below 1 after rounding to float32, the precision of training."""
 
     def problem(self, value: float) -> str:
         """Returns an error message if the value is not allowed, otherwise ''."""

@@ -3,8 +3,8 @@
     python train.py --config=configs/multi30k.py --config.data.dir=DIR --workdir=runs/multi30k
 
 DIR contains train, val and test_2016_flickr in .en and .de, plain or .gz, as in the folder data/task1/raw of the
-public repository multi30k/dataset. Training takes 50 minutes to an hour on 2 cores that have AVX-512's bfloat16. Score
-the mean of the last 10 checkpoints:
+public repository multi30k/dataset. Training takes 50 minutes to an hour on 2 cores that have the bfloat16 instructions
+of AVX-512. Score the mean of the last 10 checkpoints:
 
     python decode.py --workdir=runs/multi30k --checkpoint=average:10 --split=test
 

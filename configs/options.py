@@ -35,8 +35,8 @@ class Option:
       allowed: the allowed values.
       only: {other option: the values for which this option is used}. It is empty if this option is always used.
       resume: None if a run cannot resume with a new value of this option. Otherwise, a text that describes the effect
-        of a new value, or '' if there is nothing to describe. A text also means that the new value changes
-        neither the parameters at any step nor the rule that chooses the best checkpoint.
+        of a new value, or '' if there is nothing to describe. A text also means that the new value changes neither the
+        parameters at any step nor the rule that chooses the best checkpoint.
     """
     name: str
     default: Value
@@ -381,7 +381,7 @@ def kind_problem(name: str, value: Any) -> str:
 
 
 def decisive(name: str, values: Mapping[str, Any]) -> str | None:
-    """Returns the deciding option: the option whose value makes the option `name` have no effect.
+    """Returns the deciding option: the option whose value is the reason why the option `name` has no effect.
 
     Returns None if the option `name` has an effect. `values` are all options of a config, {'model.d_model': 512, ...}.
     The task and the kind of model in `values` must exist.

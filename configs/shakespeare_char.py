@@ -5,7 +5,8 @@
 input.txt is the text of 1,115,394 characters in data/tinyshakespeare of the public repository karpathy/char-rnn. The
 last 10 % of the text are used for validation. Our run (seed 0, two minutes on 2 cores) ends with a validation loss of
 1.804 nats per character. nanoGPT reports 1.88 after the same number of steps, 2000 (README of nanoGPT, "I only have a
-macbook"). nanoGPT estimates the loss from random windows, and this project from all characters of the validation split.
+macbook"). nanoGPT estimates the loss from random windows. This project computes the loss of all characters of the
+validation split.
 """
 
 from ml_collections import ConfigDict

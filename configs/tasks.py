@@ -9,7 +9,7 @@ of existing parts needs only one entry in this table.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-# Every metric of an evaluation or a score, in the order of the tables. max: larger values are better; min: smaller.
+# Every metric of an evaluation or a score, in the order of the tables. max: larger is better; min: smaller is better.
 METRICS: Mapping[str, Callable[..., Any]] = {
     'bleu': max, 'bleu_lowercased_tokenised': max, 'bleu_lowercased_moses': max, 'chrf': max, 'chrf++': max, 'ter': min,
     'exact_match': max, 'accuracy': max, 'perplexity': min, 'loss': min,

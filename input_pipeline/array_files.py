@@ -240,7 +240,8 @@ def _series_of_table(path: Path, form: InputFormat) -> tuple[list[str], Any]:
     return list(series), list(series.values())
 
 
-# Formats: the end of a file's name -> the function that reads a split from its file and the file of the training split.
-# If a folder has training files in several formats, the first of these formats is used.
+# Formats: the end of a file's name -> the function that reads a split. The arguments of the function are the file of
+# the split and the file of the training split. If a folder has training files in several formats, the first of these
+# formats is used.
 FORMATS: Mapping[str, Callable[..., Examples]] = {
     IDX_IMAGES: read_idx, 'npz': read_npz, 'csv': read_csv, IMAGES: read_class_folders}

@@ -77,7 +77,7 @@ class ArrayData:
         return self._split(split).groups
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns a digest of the arrays and the name of their file, as JSON.
+        """Returns the name of the split's file and a digest of its arrays, as JSON.
 
         Splits with equal fingerprints have equal examples. If there are no test data, the list 'files' of the test
         split is empty.
@@ -309,7 +309,8 @@ def open_builtin(data: ConfigDict, labelled: bool, multiple: int) -> ArrayData:
 
 def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
     """Returns 1,797 handwritten digits of 8 x 8 pixels in stratified splits (1,297 train, 200 validation, 300 test)."""
-    # This is the file of sklearn.datasets.load_digits. The import of sklearn takes 1 s of processor time at each start.
+    # This is the file of sklearn.datasets.load_digits. It is read directly, because importing sklearn takes 1 s of
+    # processor time at each start.
     package = importlib.util.find_spec('sklearn')
     assert package and package.origin, 'scikit-learn is a dependency'
     folder = Path(package.origin).parent

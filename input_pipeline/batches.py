@@ -220,7 +220,7 @@ class BatchPlan:
 
 
 class _Steps:
-    """Makes a plan available as a random-access data source for the library grain."""
+    """Makes a plan available as a random-access data source for the `grain` library."""
 
     def __init__(self, plan: Plan, first: int, last: int, part: Part):
         self._plan, self._first, self._last, self._part = plan, first, last, part

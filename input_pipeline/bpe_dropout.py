@@ -1,8 +1,8 @@
 """BPE-dropout: a new segmentation of every word in every epoch (Provilkov et al. 2020, arXiv:1910.13267).
 
-Algorithm 1 of the paper segments a word. The word starts as characters. In each step, every possible merge is skipped
-with probability p, and the remaining merge with the highest priority is applied. The word is finished when no merge
-remains. So the result is plain byte pair encoding for p = 0, and single characters for p = 1.
+Algorithm 1 of the paper segments a word. It first splits the word into characters. In each step, every possible merge
+is skipped with probability p, and the remaining merge with the highest priority is applied. The word is finished when
+no merge remains. So the result is plain byte pair encoding for p = 0, and single characters for p = 1.
 
 SentencePiece can also sample segmentations, but its global random generator gives different numbers in every process.
 Here the random numbers come from a NumPy Generator. Each step is applied to all words of a text at once. This takes a
@@ -54,7 +54,8 @@ class BpeDropout:
         self._fixed = np.array([piece.piece not in normal or len(parts) < len(piece.piece)
                                 for piece, parts in zip(pieces, characters, strict=True)])
 
-        # Two adjacent pieces can be merged if their concatenation is a piece. Its score is the priority of the merge.
+        # Two adjacent pieces can be merged if their concatenation is a piece. The score of the concatenation is the
+        # priority of the merge.
         merges = {normal[text[:cut]] * len(pieces) + normal[text[cut:]]: token
                   for text, token in normal.items() if not self._fixed[token]
                   for cut in range(1, len(text)) if text[:cut] in normal and text[cut:] in normal}
@@ -70,7 +71,7 @@ class BpeDropout:
         """Returns the tokens of all rows in a new segmentation, and the number of tokens of each row.
 
         Args:
-          tokens: the tokens of all rows, concatenated. Each row is segmented as by `Tokenizer.encode`.
+          tokens: the tokens of all rows, concatenated. Each row has the segmentation of `Tokenizer.encode`.
           counts: the number of tokens of each row.
           rng: the generator that decides which merges are skipped.
         """
@@ -108,7 +109,7 @@ class BpeDropout:
         while len(token):
             possible = merged != PAD
             possible[possible] = rng.random(np.count_nonzero(possible), np.float32) >= self._rate
-            # For each word, the first place of the best merge, or NONE if the word is finished.
+            # For each word, the best merge (the first one of equal merges), or NONE if the word is finished.
             order = np.where(possible, self._priority[merged] | np.arange(len(token)), NONE)
             last = np.flatnonzero(ends)
             best = np.minimum.reduceat(order, np.append(0, last[:-1] + 1))

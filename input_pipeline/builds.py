@@ -116,7 +116,7 @@ def verify(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def cache_errors(folder: Path) -> Iterator[None]:
-    """A context in which a folder of the cache is written. Converts an OSError to a UserError that names the folder."""
+    """Runs the body, which writes a folder of the cache. Converts an OSError to a UserError that names the folder."""
     try:
         yield
     except OSError as error:

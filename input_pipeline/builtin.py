@@ -69,7 +69,7 @@ UNITS = [
 DATE_LENGTHS = ('full', 'long', 'medium', 'short')
 TIME_LENGTHS = ('short', 'medium')  # 'long' and 'full' would add a time zone, which is always the same
 LIST_STYLES = ('standard', 'or')
-JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} – {}')  # a space before each part, so that its words do not change
+JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} – {}')  # the space keeps the words of the parts unchanged
 DAY = 24 * 3600
 RELATIVE_UNITS = {  # seconds in one unit (as babel counts), and the largest count in use
     'year': (365 * DAY, 99), 'month': (30 * DAY, 23), 'week': (7 * DAY, 51), 'day': (DAY, 99),
@@ -168,7 +168,7 @@ def draw_number(rng: random.Random, form: tuple) -> tuple[Decimal]:
 
 
 def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
-    """Returns writers of the letters A and B in place of words. The formats of lists are compared with these letters.
+    """Returns writers of the letters A and B. With these letters, `usable_kinds` compares the formats of lists.
 
     `draw_sentence` draws the words of a sentence.
     """
@@ -210,7 +210,7 @@ def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
     """
     usable = {}
     for name, kind in KINDS.items():
-        owner, rivals = {}, {}  # owner: source text -> the first form that has it
+        owner, rivals = {}, {}  # owner: source text -> the first form with this text
         for form in kind.forms:
             rng = random.Random(0)
             try:

@@ -88,7 +88,7 @@ def open_data(config: ConfigDict, run: Path | None = None, *, asked: Collection[
 
 def learned_tokenizers(learn: Callable[..., dict[str, Tokenizer]], text: Any, config: ConfigDict,
                        asked: Collection[str]) -> dict[str, Tokenizer]:
-    """Learns the tokenizers of a training text with a call of learn(text, config.data.tokenizer, cache folder).
+    """Learns the tokenizers of a training text by calling learn(text, config.data.tokenizer, cache folder).
 
     If the text is too small for config.data.tokenizer.vocab_size, sets this option to the largest possible value.
 

@@ -49,7 +49,7 @@ def open_documents(data: ConfigDict) -> Documents:
 
 
 def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
-    """Opens the documents of data.source=files, in one file or in a folder of splits.
+    """Opens documents in text files (data.source=files): one file, or a folder with the files of each split.
 
     Raises:
       UserError: if the file or folder does not exist.
@@ -83,7 +83,7 @@ class FileDocuments(Documents):
     def has_files(self, split: str) -> bool:
         """Returns whether there is a file or a folder for the split.
 
-        A file or a folder without text also counts, but is an error when the documents are read.
+        A file or a folder without text also counts, but causes an error when the documents are read.
         """
         return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 

@@ -21,9 +21,9 @@ class Examples(NamedTuple):
       groups: the name of the group of each example [n]. All examples of a group are in the same split.
       channels: the names of the channels; () if they have no names.
       values: the names of the target values; () if they have no names.
-      places: where each example is in the files, for messages. It is () if messages contain only the index.
+      places: the place of each example in the files, for messages; () if messages contain only the index.
       resized: whether images were scaled to one size.
-      padded: whether series of different lengths end with steps of NaN.
+      padded: whether series have different lengths. If so, shorter series end with steps of NaN.
     """
     inputs: np.ndarray
     targets: np.ndarray

@@ -65,7 +65,7 @@ class SeriesWindows(ArrayData):
         return Preprocessing(mean, std, mean * self._horizon, std * self._horizon)
 
     def naive_errors(self, split: str) -> Float[np.ndarray, 'windows channels']:
-        """Returns the divisor of the scaled error of each window (Hyndman and Koehler 2006, section 3).
+        """Returns, for each window, the divisor of the scaled error (Hyndman and Koehler 2006, section 3).
 
         The forecast that repeats the value of one season earlier has an absolute error at each step. The divisor is the
         mean of these errors over the training steps of the series.
@@ -95,7 +95,7 @@ class SeriesWindows(ArrayData):
         return f'{self._where}: series {name!r}' if name else f'{self._where}: the series'
 
     def _windows(self, name: str, split: str) -> Float[np.ndarray, 'windows steps channels']:
-        """Returns the windows of a series that have all targets in the split `split`, in the order of time."""
+        """Returns the windows of a series with all targets in the split `split`, in the order of time."""
         length, index = self._context + self._horizon, SPLITS.index(split)
         begin, end = (0, *self._ends[name])[index:index + 2]
         first = begin - self._context if index else 0

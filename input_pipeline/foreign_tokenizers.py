@@ -1,4 +1,4 @@
-"""Tokenizers of imported models: SentencePiece models of other projects, and models of the library tokenizers.
+"""Tokenizers of imported models: SentencePiece models of other projects, and models of the `tokenizers` library.
 
 In every vocabulary of this project, PAD, BOS, EOS and UNK are the first four tokens. An imported vocabulary can have
 other ids for these special tokens, and can lack some of them. So the tokens of an imported vocabulary get new ids: the
@@ -92,7 +92,7 @@ class SentencePieceTokenizer(ForeignTokenizer):
         super().__init__(model)
         original = base64.b64decode(self._settings['model'], validate=True)
         if not original:
-            raise ValueError('the model is empty')  # SentencePiece accepts an empty model, which can be loaded later
+            raise ValueError('the model is empty')  # SentencePiece accepts b'', because a model may be loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=original)
         self._numbers: dict[str, int] | None = self._settings['vocabulary']
         self._unknown: int = self._settings['special'][UNK]
@@ -133,7 +133,7 @@ class SentencePieceTokenizer(ForeignTokenizer):
 
 
 class TokenizersTokenizer(ForeignTokenizer):
-    """A tokenizer.json of the library tokenizers: byte-level BPE, as in GPT-2, or any other kind of tokenizer."""
+    """A tokenizer.json of the `tokenizers` library: byte-level BPE, as in GPT-2, or any other kind of tokenizer."""
 
     def __init__(self, model: bytes):
         super().__init__(model)
@@ -203,8 +203,8 @@ def _bytes_of_piece(piece: str) -> bytes:
 def letters_of_bytes() -> dict[str, int]:
     """Returns {letter: byte} for the letters that byte-level BPE writes instead of bytes.
 
-    A printable byte has the letter with the same code. The other bytes have the letters from U+0100 on, in order. The
-    source is the published code of GPT-2 (Radford et al. 2019).
+    A printable byte is written as the character with the same code. The remaining bytes are written as the characters
+    from U+0100 on, in order. This table is from the published code of GPT-2 (Radford et al. 2019).
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -212,7 +212,7 @@ def letters_of_bytes() -> dict[str, int]:
 
 
 def tokenizers_library() -> Any:
-    """Imports the library tokenizers, and returns the module.
+    """Imports the `tokenizers` library, and returns the module.
 
     Raises:
       UserError: if the library is not installed.

@@ -20,7 +20,7 @@ DEEP = ('I', 'F')  # Pillow's modes of images with more than 8 bits per channel 
 def image_paths(folder: Path) -> list[Path]:
     """Returns the images in a folder and its subfolders, in the order of their names. Hidden files are ignored.
 
-    Links to files that do not exist are in the list, so that reading them fails with the name of the link.
+    Broken symbolic links are in the list, so that reading such a link raises an error with the name of the link.
     """
     return sorted(path for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES
                   and (path.is_file() or path.is_symlink() and not path.exists())
@@ -40,7 +40,7 @@ def _is_image(path: Path) -> bool:
 
 
 def read_class_folders(folder: Path, training: Path, size: int = 0) -> Examples:
-    """Reads the images FOLDER/CLASS/**/FILE with the names of their folders as classes.
+    """Reads the images FOLDER/CLASS/**/FILE. The class of an image is the name of the folder CLASS.
 
     Args:
       folder: the folder of the split.

@@ -18,7 +18,7 @@ FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds
 BYTES, UNIT, NUMBERS = 'bytes', 'unit', 'numbers'
 ENCODINGS = (BYTES, UNIT, NUMBERS)
 MEANINGS = {BYTES: 'bytes (0 to 255)', UNIT: 'bytes divided by 255 (0 to 1)'}
-EXACT = 0.01  # largest distance of a value from a whole byte; rounding of bytes / 255 to float32 changes less
+EXACT = 0.01  # maximum distance of a byte from a whole number; float32 rounding of bytes / 255 causes less
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ def save_kept_data(folder: Path, tokenizers: Mapping[str, Tokenizer], sizes: Map
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for side, tokenizer in tokenizers.items():
-        with naming(folder / f'{side}.model'):  # the error of a full disk has no name of a file
+        with naming(folder / f'{side}.model'):  # the error for a full disk contains no file name
             tokenizer.save(folder / f'{side}.model')
     write_text(folder / SIZES, json.dumps(dict(sizes), indent=2) + '\n')
     write_text(folder / CHECKSUMS, json.dumps(

@@ -54,7 +54,7 @@ def links_of(pairs: Sequence[tuple[str, str]], writers: Mapping[tuple[str, str],
     """Returns the gold links of pairs of a built-in corpus. `builtin.make_corpus` has filled the dict `writers`.
 
     Raises:
-      KeyError: if a pair is not in the corpus. The argument is the source.
+      KeyError: if a pair is not in the corpus. The argument of the error is the source sentence.
     """
     typed = {(source.translate(builtin.TYPED), target): writer for (source, target), writer in writers.items()}
     locales = builtin.parse_locale(source_locale), builtin.parse_locale(target_locale)

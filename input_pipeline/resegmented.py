@@ -90,8 +90,9 @@ class ResegmentedPlan(BatchPlan):
         self.bucket_lengths, self.rows = batch_shapes(lengths, tokens=tokens, num_buckets=num_buckets, longest=longest)
         self._longest = min(longest, int(self.bucket_lengths[-1]))
         batches = self._cut(np.arange(len(store)), lengths)
-        # Other epochs need slightly more or fewer batches, so a few batches are added. Their number grows like the
-        # square root, because the standard deviation of a sum of n lengths is proportional to the square root of n.
+        # Other epochs need slightly more or fewer batches, so a few batches are added. The number of added batches
+        # grows like the square root of the number of batches, because the standard deviation of a sum of n lengths is
+        # proportional to the square root of n.
         self._length = min(len(store), len(batches) + 1 + math.isqrt(len(batches)) // 10)
         self.padding_share = 1 - (first.lengths('target').sum() + len(store)) / sum(
             self.rows[bucket] * self.bucket_lengths[bucket] for bucket, _ in batches)

@@ -46,9 +46,9 @@ def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
 
     The rows of a series are sorted by the optional column `time`, which has numbers or dates such as 2024-01-31T12:00.
     Without the column `time`, the rows of a series must be consecutive and in the order of time. Shorter series are
-    padded with NaN. A series has one target: a number, or the name of a class. Several values are in columns
-    target_NAME. The optional column `group` names the group of a series: all series of a group are in the same split.
-    Every other column is a channel.
+    padded with NaN. A series has one target: a number, or the name of a class. If a series has several target values,
+    they are in the columns target_NAME. The optional column `group` names the group of a series: all series of a group
+    are in the same split. Every other column is a channel.
 
     Args:
       path: the table.

@@ -187,7 +187,7 @@ def _build_all(folder: Path, shards: Callable[[], Iterable[tuple[int, Iterator[A
 def _build_free(folder: Path, shards: Iterable[tuple[int, Iterator[Any]]], write: Write) -> tuple[int, list[int]]:
     """Builds every missing shard that is not locked. Returns the number of all shards, and the list of locked shards.
 
-    Stops if another process has already merged the shards into a store and deleted the shards.
+    Stops if another process has already joined the shards into a store and removed the shards.
     """
     count, taken = 0, []
     for number, rows in shards:
@@ -225,7 +225,7 @@ def _is_free(folder: Path, number: int) -> bool:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """A context that only one process at a time can enter. On a file system without locks, it has no effect."""
+    """Runs the body in only one process at a time. On a file system without locks, this function has no effect."""
     while True:
         try:
             lock = locked(path)

@@ -112,8 +112,8 @@ def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], sh
     """Returns the splits to hold out from the training data: 'validation' and 'test', if they have no files.
 
     Nothing is held out if `share` is 0, or if there are validation files. In the second case, the author of the data
-    has chosen the splits. A split whose name was set (config.data.splits) is never held out, because
-    its files are expected to exist.
+    has chosen the splits. A split whose name was set (config.data.splits) is never held out, because its files are
+    expected to exist.
     """
     if not share or has_files('validation') or names['validation'] != 'validation':
         return Parts()

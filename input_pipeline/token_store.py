@@ -110,17 +110,17 @@ class TokenStore:
         return np.diff(self._offsets[side])
 
     def tokens(self, side: str, row: int | np.integer) -> UInt32[np.ndarray, ' length']:
-        """Returns the tokens of one side, such as 'source', of the row `row`."""
+        """Returns the tokens of a row on one side, such as 'source'."""
         begin, end = self._offsets[side][row:row + 2]
         return self._tokens[side][begin:end]
 
     def tokens_of(self, side: str, begin: int, end: int) -> UInt32[np.ndarray, ' tokens']:
-        """Returns the concatenated tokens of one side of the rows `begin` to `end` - 1."""
+        """Returns the tokens of the rows `begin` to `end` - 1 on one side, concatenated."""
         offsets = self._offsets[side]
         return self._tokens[side][offsets[begin]:offsets[end]]
 
     def at(self, side: str, places: Int[np.ndarray, ' places']) -> UInt32[np.ndarray, ' places']:
-        """Returns the tokens at `places`. These are indices into the concatenation of all rows of one side."""
+        """Returns the tokens at `places`, which are indices into the concatenation of all rows of one side."""
         return self._tokens[side][places]
 
 

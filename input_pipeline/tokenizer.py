@@ -51,7 +51,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     try:
         model = read_bytes(path)
-        if not model.startswith(b'{'):  # a SentencePiece file cannot begin with this byte, an unused field type
+        if not model.startswith(b'{'):  # in a SentencePiece file, this byte would be an unused field type
             return SubwordTokenizer(model)
         return KINDS[json.loads(model)['kind']](model)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
@@ -65,7 +65,7 @@ class SubwordTokenizer(Tokenizer):
     def __init__(self, model: bytes):
         self.model = model
         if not model:
-            raise ValueError('the file is empty')  # SentencePiece accepts an empty model, which can be loaded later
+            raise ValueError('the file is empty')  # SentencePiece accepts b'', because a model may be loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         if [self._processor.id_to_piece(token) for token in range(4)] != list(SPECIAL):
             raise ValueError(f'the first pieces of the vocabulary must be {" ".join(SPECIAL)}')
@@ -250,7 +250,7 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
             normalization_rule_name=normalization, remove_extra_whitespaces=False, add_dummy_prefix=False,
             allow_whitespace_only_pieces=indentation, byte_fallback=True, character_coverage=0.9995,
             pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
-            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # there are not more lines, so all are used
+            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # at most SAMPLE lines, so all are used
             num_threads=1, minloglevel=2)  # with one thread, the result depends only on the text
     except RuntimeError as error:
         if failure:

@@ -1,8 +1,8 @@
-"""Batches of windows of documents, for language models, as a pure function of (store, settings, step).
+"""Batches of token windows for language models. A batch is a pure function of (store, settings, step).
 
-The stream is the concatenation of all documents. Each document is its start token, the tokens of the text, and its end
-token. The stream is divided into windows of a fixed number of tokens. The `places` of a batch are an array of indices
-into the stream, with -1 for padding. Tokens, targets and segments are computed from the places.
+The stream is the concatenation of all documents. Each document consists of a start token, the tokens of its text, and
+an end token. The stream is divided into windows of a fixed number of tokens. The `places` of a batch are an array of
+indices into the stream, with -1 for padding. Tokens, targets and segments are computed from the places.
 """
 
 import bisect
@@ -49,7 +49,7 @@ class WindowPlan:
         self.characters, self.bytes = store.stats['characters'], store.stats['bytes']
         self._store, self._seed = store, seed
         lengths = store.lengths(TEXT)
-        self._begins = np.concatenate([[0], np.cumsum(lengths + 2)])  # of the documents, and the end of the stream
+        self._begins = np.concatenate([[0], np.cumsum(lengths + 2)])  # begin of each document; end of the stream
         self._windows = {'contiguous': _Contiguous, 'packed': _Packed}[packing](self._begins, context)
         self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
         self.padding_share = 1 - float(lengths.sum() + len(lengths)) / (len(self) * rows * context)
@@ -150,7 +150,7 @@ class _Packed:
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
         inputs = np.diff(begins) - 1  # number of inputs of each document; the end token is only a target
         pieces = -(-inputs // context)
-        # The number of each piece in its document.
+        # The index of each piece in its document.
         number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         self._begins = np.repeat(begins[:-1], pieces) + number * context
         self._lengths = np.minimum(context, np.repeat(inputs, pieces) - number * context)

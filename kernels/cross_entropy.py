@@ -1,4 +1,4 @@
-"""Cross-entropy from states and an output matrix. The logits are computed in tiles and never all in memory together.
+"""Cross-entropy from states and an output matrix. The logits are computed in tiles and are never all in memory.
 
 The values are equal to `model.losses.cross_entropy` of the logits. The gradients are computed together with the values,
 tile by tile, so no tile is computed twice. Let p be the softmax and q the smoothed target distribution. Then the
@@ -225,6 +225,6 @@ def _split(states, targets, weights, classes, devices):
 
 
 def _join(parts, shape):
-    """Joins arrays in tiles into one array of the original shape. This is the inverse of `_split`."""
+    """Joins the tiles of an array into one array of the original shape. This is the inverse of `_split`."""
     rows = jnp.moveaxis(parts, 0, 1).reshape(shape[0], -1, shape[-1])
     return rows[:, :math.prod(shape[1:-1])].reshape(shape)

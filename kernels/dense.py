@@ -1,4 +1,4 @@
-"""A dense layer. kernels/product.py computes the gradients faster on CPUs."""
+"""A dense layer with gradients that are faster on CPUs (kernels/product.py)."""
 
 import flax.linen as nn
 import jax.numpy as jnp

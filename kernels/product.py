@@ -26,7 +26,7 @@ def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_a
 
     The product sums over the last axes of `inputs` and the first axes of `matrix`. The values are equal to the values
     of jax.lax.dot_general. Let g be the gradient of the product. This function computes the gradient of the matrix as
-    inputs^T @ g. jax.lax.dot_general computes (g^T @ inputs)^T. This is three times slower on CPUs.
+    inputs^T @ g. jax.lax.dot_general computes (g^T @ inputs)^T, which is three times slower on CPUs.
 
     Within `jax.default_matmul_precision('bfloat16')`, the factors are rounded to bfloat16, and the sums are in float32.
     This applies to values and gradients. Accelerators follow this setting by themselves, but XLA for CPUs ignores it.
@@ -72,7 +72,7 @@ def matrix_gradient(inputs: Float[Array, 'n d'], grad: Float[Array, 'n f'], dtyp
 def _row_by_row(inputs, grad, dtype):
     """Returns inputs^T @ grad. inputs^T and the result are in row-major order. This is faster with XLA for CPUs.
 
-    The inputs are stored before they are transposed. XLA would compute them a second time otherwise, column by column.
+    The inputs are stored before they are transposed. Otherwise, XLA would compute them a second time, column by column.
     """
     return in_rows(jnp.dot(in_rows(in_rows(inputs).T), grad, preferred_element_type=dtype))
 

@@ -39,7 +39,7 @@ def threefry(key: UInt32[Array, '2'], first: UInt32[Array, '*shape'],
     """Returns the first output word of Threefry-2x32, with 20 rounds, for the counters (first, second).
 
     The source is Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3. jax.random has the
-    same generator. But on CPUs, the rounds of jax.random are a slower loop over arrays in memory.
+    same generator, but is slower on CPUs, because it computes the rounds in a loop over arrays in memory.
     """
     def rotate(words, bits):
         return words << bits | words >> 32 - bits

@@ -19,8 +19,8 @@ def avoid_wrong_sums() -> str:
     """Sets the XLA flag if it is needed. Returns a warning if JAX has already read the flags, otherwise ''.
 
     Reductions of the library YNNPACK compute the wrong sums (github.com/jax-ml/jax, issue 39103). The flag turns off
-    these reductions. YNNPACK's matrix products are as fast without reductions. If the user has set the flag, its value
-    is kept. XLA reads XLA_FLAGS when JAX starts its backends, at the first computation or the first query of devices. A
+    these reductions. The flag does not slow down YNNPACK's matrix products. If the user has set the flag, its value is
+    kept. XLA reads XLA_FLAGS when JAX starts its backends, at the first computation or the first query of devices. A
     later change has no effect. This function does not import JAX or start a backend, because
     `jax.distributed.initialize` must be called before a backend starts.
     """

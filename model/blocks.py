@@ -100,8 +100,8 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
                    first: Int[Array, ''], relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
     """Computes self-attention at the newest position of every hypothesis, for one step of decoding.
 
-    Returns the outputs and the new past (the cache of keys and values). In the new past, the keys of this position
-    begin at index `first`, one key for each hypothesis. The mask of `relation` hides the keys of other hypotheses.
+    Returns the outputs and the new cache of keys and values (`Past`). In the new cache, the keys of this position begin
+    at index `first`, with one key for each hypothesis. The mask of `relation` hides the keys of other hypotheses.
     """
     query, key, value = attention.queries_keys_values(x, relation.target)
     past = past.write(key, value, first)
@@ -217,7 +217,7 @@ class EncoderBlock(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-        """Returns the output at the newest position of each hypothesis, and the new past. See `attend_to_past`."""
+        """Returns the output at the newest position of each hypothesis, and the new cache. See `attend_to_past`."""
         def attend(y):
             nonlocal past
             attended, past = attend_to_past(self.self_attention, y, past, first, relation)
@@ -257,9 +257,9 @@ class DecoderBlock(nn.Module):
     def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: Past, memory_relation: Relation,
                     past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-        """Returns the output at the newest target position of each hypothesis, and the updated cache of
-        keys and values (see `attend_to_past`).
+        """Returns the output at the newest target position of each hypothesis, and the new cache.
 
+        The cache has the keys and values of self-attention (see `attend_to_past`).
         In cross-attention, the hypotheses of a sentence are queries to the same memory, so the memory is not repeated.
         """
         def attend(y):
@@ -281,6 +281,7 @@ def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: i
     Rematerialisation saves memory: the backward pass recomputes the intermediate values of a block from its input. With
     config.remat_keep='products', the products of activations with weights are kept and not recomputed (Chen et al.
     2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.05198, section 5).
+
     `deterministic` is the index of the argument `deterministic` of the block's `__call__`, where `self` has index 0.
     """
     if not config.remat or reading():
@@ -295,8 +296,8 @@ def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: i
 class SelfAttentionStack(nn.Module):
     """N blocks of self-attention over embedded vectors (section 3.1).
 
-    The stack is the encoder of the Transformer and of the vision Transformer. With a causal relation, the
-    stack is a decoder-only language model without the embeddings.
+    The stack is the encoder of the Transformer and of the vision Transformer. With a causal relation, the stack is a
+    decoder-only language model without the embeddings.
     """
     config: BlockConfig
     num_layers: int
@@ -332,7 +333,10 @@ class SelfAttentionStack(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
-        """Returns the output at the newest position of each hypothesis, and the new pasts. See `attend_to_past`."""
+        """Returns the output at the newest position of each hypothesis, and the new cache of each layer.
+
+        See `attend_to_past`.
+        """
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x, new = place(self, 'input', x), []
         for layer, past in zip(self.layers, pasts, strict=True):

@@ -1,9 +1,9 @@
 """The output of an encoder, and the cache of a decoder. Each step takes a cache and returns the new cache.
 
-All hypotheses of a sentence write their keys and values into the same arrays, the past. A search never reorders or
-copies the past. Instead, each hypothesis has a table of its ancestors: for each step, the index of the hypothesis that
-wrote the key. Beam search reorders only these tables, which have a few bytes per step. So the scores of all hypotheses
-of a sentence are one matrix product of their queries with the same keys. A mask hides the keys of other hypotheses.
+All hypotheses of a sentence write their keys and values into the same arrays (`Past`). A search never reorders or
+copies these arrays. Instead, each hypothesis has a table of its ancestors: for each step, the index of the hypothesis
+that wrote the key. Beam search reorders only these tables, which have a few bytes per step. Because the keys are
+shared, the scores of all hypotheses of a sentence are one matrix product. A mask hides the keys of other hypotheses.
 """
 
 from collections.abc import Callable
@@ -37,12 +37,12 @@ class Past(flax.struct.PyTreeNode):
 
     @classmethod
     def of(cls, key: Float[Array, 'batch keys groups d_k'], value: Float[Array, 'batch keys groups d_v']) -> 'Past':
-        """Returns a past that contains the given keys and values."""
+        """Returns a `Past` that contains the given keys and values."""
         return cls(jnp.moveaxis(key, 1, KEYS_AXIS['key']), jnp.moveaxis(value, 1, KEYS_AXIS['value']))
 
     @classmethod
     def empty(cls, batch: int, groups: int, widths: tuple[int, int], keys: int, dtype: DTypeLike) -> 'Past':
-        """Returns a past of zeros. `widths` is (d_k, d_v)."""
+        """Returns a `Past` of zeros. `widths` is (d_k, d_v)."""
         d_k, d_v = widths
         return cls(jnp.zeros((batch, groups, d_k, keys), dtype), jnp.zeros((batch, groups, keys, d_v), dtype))
 
@@ -55,7 +55,7 @@ class Past(flax.struct.PyTreeNode):
         return self.key.shape[KEYS_AXIS['key']]
 
     def in_rows(self) -> 'Past':
-        """Returns the same past, stored in row-major order, so that no decoding step copies the arrays."""
+        """Returns the same keys and values, stored in row-major order, so that no decoding step copies the arrays."""
         return jax.tree.map(in_rows, self)
 
     def first(self, count: int) -> 'Past':
@@ -63,7 +63,7 @@ class Past(flax.struct.PyTreeNode):
         return self._each(lambda array, axis: jax.lax.slice_in_dim(array, 0, count, axis=axis))
 
     def resized(self, keys: int) -> 'Past':
-        """Returns the past with room for `keys` more keys. A negative number removes the last keys."""
+        """Returns a `Past` with room for `keys` more keys. A negative number removes the last keys."""
         if keys < 0:
             return self.first(self.length() + keys)
         return self._each(lambda array, axis: jnp.pad(
@@ -71,7 +71,7 @@ class Past(flax.struct.PyTreeNode):
 
     def write(self, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
               first: Int[Array, '']) -> 'Past':
-        """Returns the past with the keys and values of one step of all hypotheses, written from index `first` on."""
+        """Writes the keys and values of one step of all hypotheses from index `first` on. Returns the new `Past`."""
         new = Past.of(key, value)
         return self.replace(**{name: jax.lax.dynamic_update_slice_in_dim(
             getattr(self, name), getattr(new, name).astype(getattr(self, name).dtype), first, axis=axis)
@@ -102,7 +102,7 @@ class Cache(flax.struct.PyTreeNode):
         leaves [batch, beam, ...]. Beam search reorders these values with one tree.map.
       position: int [], number of tokens decoded so far.
       past: a tree of `Past`, the keys and values that the hypotheses of a sentence have written. Each step of `beam`
-        hypotheses writes the next `beam` keys. `resized` adds room for more steps. The past is never reordered.
+        hypotheses writes the next `beam` keys. `resized` adds room for more steps. These arrays are never reordered.
     """
     memory: Any
     state: Any
@@ -118,7 +118,7 @@ class Cache(flax.struct.PyTreeNode):
 def no_ancestors(batch: int, beam: int, slots: int) -> Ancestors:
     """Returns an empty table of ancestors for `slots` steps. All entries are -1.
 
-    Later, an entry is the index of the hypothesis that wrote the key of this step.
+    After a step, the entry of each hypothesis for this step is the index of the ancestor that wrote the key.
     """
     return jnp.full((batch, beam, slots), -1, jnp.int32)
 
@@ -131,7 +131,7 @@ def with_own(ancestors: Ancestors, position: Int[Array, '']) -> Ancestors:
 
 
 def ancestor_mask(ancestors: Ancestors, keys: int) -> Bool[Array, 'batch 1 beam keys']:
-    """Returns the mask of the first `keys` keys of the past. Each hypothesis sees only the keys of its ancestors."""
+    """Returns the mask of the first `keys` keys of the cache. Each hypothesis sees only the keys of its ancestors."""
     batch, beam, _ = ancestors.shape
     visible = ancestors[:, :, :keys // beam, None] == jnp.arange(beam)
     return visible.reshape(batch, 1, beam, keys)

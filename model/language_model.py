@@ -109,8 +109,8 @@ class LanguageModel(nn.Module):
         (batch, prompt), beam = visible.shape, token.shape[1]
         keys = cache.past[0].length() - prompt
         ancestors = with_own(cache.state['ancestors'], cache.position)
-        # The past contains the padded prompt, then the continuation. The positions of the continuation follow the last
-        # token of the prompt, without the padding.
+        # The cache contains the keys of the padded prompt, then the keys of the continuation. The positions of the
+        # continuation follow the last token of the prompt that is not padding.
         begin = visible.sum(axis=1, keepdims=True)
         source = jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (batch, prompt)),
                                   begin + jnp.arange(keys) // beam], axis=1)

@@ -18,7 +18,7 @@ class Sums(flax.struct.PyTreeNode):
     """
     loss: Any     # the loss that training minimises
     tokens: Any   # number of targets (tokens of a text, or examples)
-    others: Any   # {name: sum} of further metrics; 'nll' is cross-entropy without smoothing, nats
+    others: Any   # {name: sum} of further metrics; 'nll' is cross-entropy without smoothing, in nats
     skipped: Any = None  # updates that train_step skipped (loss or gradient not finite; other sums are 0)
 
     def means(self, prefix: str = '') -> dict[str, float]:

@@ -142,7 +142,7 @@ class PatchTransformer(nn.Module):
         return place(self, 'head', head(pooled))
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
-        """Returns the position encodings of all patches, and before them of the class token if the model has one."""
+        """Returns the position encodings of the class token, if the model has one, and then of all patches."""
         d_model = self.config.d_model
         position = self.config.position
         if position == 'learned':

@@ -171,7 +171,7 @@ def reading() -> bool:
 @contextlib.contextmanager
 def at_positions(positions: Int[Array, '*#batch'] | Int[Array, '#batch length'] | None,
                  keys: Int[Array, '#batch length'] | None = None) -> Iterator[None]:
-    """Sets the positions of the tokens in the body: in a step of a search, or in a row that contains several documents.
+    """Sets the positions of tokens while the body runs: a step of a search, or a pass over rows of several documents.
 
     Args:
       positions: for a step of a search, one position for all sentences or for each sentence. For a row of documents,
@@ -190,7 +190,7 @@ def at_positions(positions: Int[Array, '*#batch'] | Int[Array, '#batch length'] 
 # For loops over positions (lax.scan): a value that is captured in the body of a loop must be an output of the loop.
 
 def loop_positions(length: int) -> Int[Array, '1 length'] | None:
-    """Returns the positions of the steps of a loop. They are an input of the function that `looped` returns.
+    """Returns the positions of the steps of a loop. The function that `looped` returns takes one position per step.
 
     Returns None if no values are read or edited.
     """

@@ -39,8 +39,9 @@ def window_mask(target: Int[Array, '#batch target'], source: Int[Array, '#batch 
                 window: int) -> Bool[Array, '#batch 1 target source']:
     """Returns the window mask: query t sees key s if |t - s| < window (Beltagy et al. 2020, arXiv:2004.05150, 3.1).
 
-    Together with a look-ahead mask, a query sees itself and the window - 1 positions before it, as in Mistral 7B (Jiang
-    et al. 2023, arXiv:2310.06825). Without a look-ahead mask, a query also sees the window - 1 positions after it.
+    If a look-ahead mask is also used, a query sees itself and the window - 1 positions before it, as in Mistral 7B
+    (Jiang et al. 2023, arXiv:2310.06825). Without a look-ahead mask, a query also sees the window - 1 positions after
+    it.
     """
     return (jnp.abs(target[:, :, None] - source[:, None, :]) < window)[:, None]
 

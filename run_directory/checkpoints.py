@@ -253,7 +253,7 @@ class Checkpoints:
         with damage_agreed(folder):
             content, stored = _progress(folder), described(folder / 'state')
             expected, unchecked = content['leaves'], shapes(stored)
-            # Earlier versions did not write the shapes to `progress`. There, a checksum protects the shapes.
+            # `progress` contains the shapes, protected by a checksum. Earlier versions did not write the shapes there.
             saved = content.get('shapes') or {path: unchecked[path] for path in expected}
             refuse_other_arrays(folder, saved, shapes(like))
             places = by_path(like)

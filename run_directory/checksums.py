@@ -34,8 +34,8 @@ def checksum(array: Array) -> UInt32[Array, '2']:
     for axis, size in enumerate(words.shape):
         place = place * jnp.uint32(size % 2 ** 32) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     hashes = tuple(_mixed(words ^ _mixed(place + jnp.uint32(seed))) for seed in SEEDS)
-    # One reduction computes both sums. With two calls of jnp.sum, XLA would write the hashes to memory on CPUs, which
-    # takes twice the memory of the array and five times as long.
+    # One reduction computes both sums. With two calls of jnp.sum, XLA on CPUs would write the hashes to memory. This
+    # would take twice the memory of the array and five times as long.
     sums = jax.lax.reduce(hashes, (jnp.uint32(0), jnp.uint32(0)), lambda x, y: (x[0] + y[0], x[1] + y[1]),
                           tuple(range(words.ndim)))
     return jnp.stack(sums)

@@ -112,9 +112,9 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
 
 
 def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
-    """Returns randomly initialised parameters in which the values in `initial` replace random values.
+    """Returns the parameters `fresh`, with some values replaced by the values in `initial`.
 
-    `fresh` are the randomly initialised parameters. The leaves of this tree may be Flax metadata boxes.
+    `fresh` are randomly initialised parameters. The leaves of this tree may be Flax metadata boxes.
     """
     if not initial:
         return fresh

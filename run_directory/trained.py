@@ -241,7 +241,8 @@ def _check_parameters(module: nn.Module, task: str, sizes: Mapping[str, Any], pa
     """Raises ValueError if names or shapes of `params` do not match the module. The message names one parameter.
 
     The check traces the module. This takes a tenth of the time of a short decoding. So the check is not repeated for a
-    combination of module, shapes and code that has passed it before. A file in the user's cache records this.
+    combination of module, shapes and code that has passed before. A file in the user's cache records that a combination
+    has passed.
     """
     shapes = _shapes(params)
     code = [(path.name, path.stat().st_mtime_ns) for path in sorted(Path(model.__file__).parent.glob('*.py'))]

@@ -32,12 +32,12 @@ from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config: one line for each resumption that changes options
 FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
-MEASURED = ('train.matmul_precision', 'auto')  # a new run replaces this value by its choice, and keeps the choice
+MEASURED = ('train.matmul_precision', 'auto')  # a new run replaces 'auto' by the chosen precision, and keeps it
 LOWERED = 'lowered.json'  # {option: requested value}, for options that were lowered at the start (too little data)
 TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
 OWNER = 'owner'  # the file with the lease, a line that identifies the training that uses the directory
-VISIBLE = 20  # seconds that the other processes wait until they see a file that the leader has written
+VISIBLE = 20  # maximum time, in seconds, that the other processes wait for a file that the leader has written
 # Files of a run. Other commands must not replace these files with their outputs.
 OWN = (CONFIG, CHANGES, LOCK, OWNER, KEPT, METRICS_FILE, 'checkpoints')
 SPLITS = ('train', 'validation')  # the splits that training reads

@@ -264,7 +264,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
             if due.save:
                 checkpoints.save(step, state, progress.to_dict())
                 saved = time.monotonic()
-                greatest.forget()  # this value is the time since the previous checkpoint
+                greatest.forget()  # the pending value is the time since the previous checkpoint
             if due.stop:
                 checkpoints.wait()
                 stop.leave(f'at step {step}, which is saved')

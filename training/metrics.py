@@ -49,9 +49,8 @@ class MetricsWriter:
     """A writer that appends metrics to RUN/metrics.jsonl and to the event files in RUN/tensorboard.
 
     A resumed run continues after `step`. The interrupted run may have written lines for later steps. These lines are
-    dropped, so each step appears once. tensorboardX's event writer is called in the calling thread and not in
-    tensorboardX's own thread, because a full disk would end that thread silently, and the training would wait for it
-    forever.
+    dropped, so each step appears once. Events are written in the calling thread and not in tensorboardX's own thread. A
+    full disk would end tensorboardX's thread silently, and the training would wait for this thread forever.
     """
 
     def __init__(self, workdir: Path, step: int):

@@ -2,9 +2,10 @@
 
     objective(apply, params, batch, key) -> Sums
 
-`apply(params, inputs, key) -> (outputs, sown)` is one forward pass of the module, made by `forward`. Dropout is drawn
-from `key`; if `key` is None there is no dropout. Keywords override attributes of the module in this pass:
-`apply(params, inputs, key, word_dropout=0.05)`. For a module over a vocabulary, `whole(outputs)` returns the logits.
+`apply(params, inputs, key) -> (outputs, sown)` makes one forward pass of the module (`model.evaluation.forward`).
+Dropout is drawn from `key`; if `key` is None there is no dropout. Keywords override attributes of the module in this
+pass: `apply(params, inputs, key, word_dropout=0.05)`. For a module over a vocabulary, `whole(outputs)` returns the
+logits.
 
 The result contains sums over targets. The train step adds the sums of the parts of a batch, and divides once by the
 number of tokens. The train step uses no other property of an objective. If an objective needs arrays, such as a
@@ -171,8 +172,8 @@ def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], wei
     If target token t is linked to n source tokens, G_ts is 1 / n for these source tokens s. Otherwise G_ts is 0. Row t
     of A has the weights of the step that predicts token t. Tokens without links, such as the end token, have CE_t = 0.
     If there are two forward passes, as in R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the
-    mean of CE_t over the targets. An evaluation does not use the links. `variant` makes the objective of L from
-    `measure`.
+    mean of CE_t over the targets. An evaluation does not use the links. `variant` converts `measure` into the objective
+    with the loss L.
     """
     objective, (layer, number) = variant(measure), head
     place = f'decoder/layers_{layer}/cross_attention/weights'

@@ -42,7 +42,7 @@ def init_state(module: nn.Module, optimizer: optax.GradientTransformation, examp
 
 def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int,
                 tuning: Tuning = EVERYTHING, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
-    """Returns the initial train state, with arrays in Flax metadata boxes with the names of the axes.
+    """Returns the initial train state. Its arrays are in Flax metadata boxes, which contain the names of the axes.
 
     `initial` contains the initial values of some parameters. All other parameters are initialised randomly.
     """

@@ -71,7 +71,7 @@ def _flops(jaxpr: core.Jaxpr) -> int:
             left, product = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
             total += 2 * math.prod(product) * math.prod(left[axis] for axis in contracted)
         values = equation.params.values()
-        if equation.primitive.name == 'cond':  # only one branch runs: counts the largest
+        if equation.primitive.name == 'cond':  # only one branch runs, so the largest branch is counted
             total += max(_flops(branch.jaxpr) for branch in equation.params['branches'])
             continue
         inner = [item for value in values for item in (value if isinstance(value, tuple) else [value])]

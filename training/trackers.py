@@ -36,9 +36,9 @@ log = logging.getLogger('allyouneed.train')
 def grouped(name: str) -> str:
     """Returns the name of a metric for TensorBoard and trackers. They group metrics by the text before a slash.
 
-    'train_loss' becomes 'train/loss', 'validation_bleu' becomes 'validation/bleu'. Memory and compile time are in the
-    group 'resources', and other names, such as 'learning_rate', in 'train'. The names of statistics of places already
-    have a group, such as 'entropy/'.
+    'train_loss' becomes 'train/loss', and 'validation_bleu' becomes 'validation/bleu'. Memory and compile time are in
+    the group 'resources'. Other metrics, such as 'learning_rate', are in the group 'train'. The names of statistics of
+    places already have a group, such as 'entropy/'.
     """
     if '/' in name:
         return name

@@ -25,7 +25,7 @@ from model.adapters import ADAPTERS, merged
 from runtime.errors import UserError, did_you_mean
 
 TRAINED, FROZEN = 'trained', 'frozen'
-MAX_NAMES = 12  # largest number of names in a message
+MAX_NAMES = 12  # maximum number of names in a message
 
 
 class Tuning(NamedTuple):

@@ -38,5 +38,5 @@ def get_sweep(config):
         return {option: value for option, value in overrides.items() if value != values[option]}
 
     together = [option for option in used if option != 'train.simcut']  # SimCut cannot be combined with R-Drop
-    # The runs are ordered by seed, so that an interrupted sweep has compared all settings, with fewer seeds.
+    # The runs are ordered by seed, so that an interrupted sweep still compares all settings, but with fewer seeds.
     return product(seeds(3), [only(), *map(only, used), only(*together)])

@@ -19,7 +19,7 @@ def get_sweep(config):
     d_v = model.d_v or model.d_model // model.num_heads
 
     heads = [h for h in shares(model.num_heads, 1 / 8, 1 / 2, 2, 4) if not (d_k * model.num_heads) % h]
-    a = zipped(over('model.num_heads', heads),  # the same computation with fewer wide heads or more narrow heads
+    a = zipped(over('model.num_heads', heads),  # the same computation with fewer and wider, or more and narrower heads
                over('model.d_k', [d_k * model.num_heads // h for h in heads]),
                over('model.d_v', [d_v * model.num_heads // h for h in heads]))
     b = over('model.d_k', shares(d_k, 1 / 4, 1 / 2))  # narrow keys, which make it harder to match queries with keys
