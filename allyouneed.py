@@ -3,6 +3,7 @@
 Each name is imported at its first use. The packages of the project (`model`, `inference`, ...) are in the folder of
 this file. During the imports, this folder is the first folder on sys.path. So a notebook may be in a folder that has
 another `model.py`.
+
 Import this module before you use JAX, because it sets an XLA flag that one version of jaxlib needs (kernels/xla.py).
 """
 
@@ -56,8 +57,8 @@ def __dir__() -> list[str]:
 def _imported(*names: str) -> Any:
     """Imports modules of this checkout, and returns the last module.
 
-    Pass the packages that a module uses before the module itself. Then these packages are already imported from this
-    checkout when the module imports from them, and Python does not find other modules with the same names.
+    Pass the packages that a module uses before the module itself. Python then imports the packages from this checkout
+    first, so that the module does not import other packages with the same names.
     """
     if not (HOME / 'inference').is_dir():
         raise ImportError(f'{HOME} has allyouneed.py but not the packages of the project. Clone the repository and '

@@ -1,4 +1,4 @@
-"""The parts that all scripts share: parsing flags, printing help, reporting errors and setting the exit status.
+"""Code that all scripts share: it parses flags, prints help, reports errors and sets the exit status.
 
 A script defines its flags after its light imports, calls `read_command_line`, and then imports the slow libraries. So
 the answer to --help or to a wrong flag does not wait for JAX. Flags that libraries define are not accepted.
@@ -79,8 +79,8 @@ def slow_imports() -> Iterator[None]:
     """Runs the body, which imports slow libraries, without garbage collection and without interruptions.
 
     Otherwise the collector would examine the objects of the libraries again and again, although they are never freed.
-    Without these objects, an import of GPT-2 takes 5 % less processor time. SIGINT and SIGTERM take effect after the
-    body, because some modules in C++ abort the process if a signal handler raises an exception during their import.
+    If it skips these objects, an import of GPT-2 takes 5 % less processor time. SIGINT and SIGTERM take effect after
+    the body, because some modules in C++ abort the process if a signal handler raises an exception during their import.
     """
     gc.disable()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -129,7 +129,7 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
 
 
 def _explain_import(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """Ends the script with a message for an environment variable with a value that JAX rejects.
+    """Ends the script with a message if JAX rejects the value of an environment variable.
 
     This function replaces sys.excepthook. For all other errors, it prints the usual traceback.
     """
@@ -254,7 +254,7 @@ class _Stdout(io.TextIOWrapper):
 
 
 def _unless_left_behind(hook: Callable) -> Callable:
-    """Returns a hook for exceptions that Python ignores. It calls `hook`, with two exceptions.
+    """Returns a hook for exceptions that Python ignores. It calls `hook`, except in two cases.
 
     - Tasks of Orbax raise 'Event loop is closed' if they still run after their event loop has closed. The hook ignores
       this error.
@@ -298,9 +298,9 @@ def _recipe(argv: list[str]) -> str:
 
 
 def _no_config(recipe: str, error: BaseException) -> str:
-    """Returns the message for a recipe whose get_config() ml_collections could not call."""
+    """Returns the message for a recipe if ml_collections could not call its get_config(); '' for other errors."""
     if "no attribute 'get_config'" in str(error):
-        return f'{recipe} has no function get_config()'
+        return f'{recipe} has no function get_config(). Add this function, which returns the config'
     if 'Error whilst parsing config file' not in str(error):  # the text that ml_collections adds to the exception
         return ''
     while error.__context__ is not None:
@@ -381,11 +381,11 @@ def use_huge_pages() -> None:
     XLA on CPU allocates its buffers at every step, and Linux provides new memory as zeroed pages of 4 KB. Without these
     settings, the first access to new memory takes about a quarter of a training step (benchmarks/train_step.py).
 
-    XLA allocates in several threads, and each thread has its own arena. A buffer larger than an arena (64 MB) is taken
-    from Linux and returned to Linux, regardless of mmap_max and trim_threshold. So if the process may use at most two
-    cores, all threads share one arena. This reduced the time per step from 0.46 s to 0.39 s. With more cores, the
-    process keeps glibc's default of 8 arenas per core, because many threads would wait for the lock of a single arena
-    at each allocation.
+    XLA allocates in several threads, and each thread has its own arena. A buffer larger than an arena (64 MB) is always
+    requested from Linux and returned to Linux, regardless of mmap_max and trim_threshold. So if the process may use at
+    most two cores, all threads share one arena. This reduced the time per step from 0.46 s to 0.39 s. With more cores,
+    the process keeps glibc's default of 8 arenas per core, because many threads would wait for the lock of a single
+    arena at each allocation.
 
     glibc reads the settings only when a process starts, so call this function before the slow imports.
     """

@@ -93,7 +93,7 @@ def main() -> None:
 
     executor = make_executor(directory)
     claim_directory(directory, recipe, GRID.value, flatten(config), runs)
-    waiting = (f'{directory} is used by another sweep.py, or by runs of a sweep.py that was killed. Waiting until '
+    waiting = (f'another sweep.py uses {directory}, or runs of a sweep.py that was killed still use it. Waiting until '
                'these processes end')
     # Runs inherit the lock. Therefore, if sweep.py is killed, the directory is locked until its last run ends.
     with lock_directory(directory, f'{LOGS}/lock', 'sweeps', waiting=waiting, inheritable=True):

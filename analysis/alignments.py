@@ -27,7 +27,7 @@ SHIFTS = 'output', 'input'
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A head of the cross-attention from which alignments are read.
+    """A cross-attention head from which alignments are read.
 
     Attributes:
       layer: the index of the layer.

@@ -172,9 +172,9 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
 
 
 def scored_entries(request: Request, model: TextModel) -> Sequence[str]:
-    """Returns the entries of a line of --score --format=jsonl that are also entries of a search.
+    """Returns the names of the entries of `as_json` that a line of --score --format=jsonl contains.
 
-    The text of a whole file is not written again. The tokens are written only as labels of the attention.
+    With --documents=file, the text is omitted. The tokens are written only with --attention, as labels of the weights.
     """
     texts = [] if request.documents == 'file' else ['text'] if isinstance(model, Generator) else ['source', 'text']
     return [*texts, 'log_prob', 'score', *['source_tokens', 'tokens'] * request.attention]

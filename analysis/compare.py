@@ -180,7 +180,7 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def read_results(workdir: str | Path, *, skip_damaged: bool = False) -> dict[str, dict[str, Any]]:
-    """Reads the scores that decode.py --split=... has written: {split: scores}, as {'test': {'bleu': 38.8, ...}}.
+    """Reads the scores that decode.py --split=... has written. Returns {split: scores}: {'test': {'bleu': 38.8, ...}}.
 
     Args:
       workdir: the run directory.

@@ -24,7 +24,7 @@ def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
     the next call resumes it.
 
     Raises:
-      UserError: if the training fails. The output of the training is printed before.
+      UserError: if the training fails. Its output has already been printed.
     """
     whole, short = ROOT / 'runs' / recipe, ROOT / 'runs' / f'{recipe}-{steps}'
     if os.environ.get(variable):
@@ -44,7 +44,7 @@ def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
       3. sweeps/NAME-STEPS, a short sweep of small models that is run now if necessary, in a few minutes.
 
     Raises:
-      UserError: if the sweep fails. The output of the sweep is printed before.
+      UserError: if the sweep fails. Its output has already been printed.
     """
     whole, short = ROOT / 'sweeps' / name, ROOT / 'sweeps' / f'{name}-{steps}'
     if os.environ.get(variable):

@@ -74,7 +74,7 @@ class Explanation:
       predictions: the prediction of each token that the model wrote; None for a token that is not predicted.
       answers: a header and rows: hypotheses with scores, or classes with probabilities.
       picture: a PNG of an image or a series.
-      grid: the numbers of rows and columns of patches in the picture. The patches are the last tokens.
+      grid: the numbers of rows and columns of patches in the picture. The last tokens are the patches.
     """
     number: int
     texts: list[tuple[str, str]]
@@ -87,7 +87,7 @@ class Explanation:
 
 def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.ndarray, 'layer head t s']],
                  number: int = 1, reference: str = '') -> Explanation:
-    """Returns the explanation of an output for a text, a translation or a continuation.
+    """Returns the explanation of an output of a model that writes text.
 
     Args:
       model: the model that wrote the output.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger('allyouneed.heads')
 
-Gates = Mapping[str, Float[np.ndarray, ' head']]  # {place of the heads of an attention: gates}
+Gates = Mapping[str, Float[np.ndarray, ' head']]  # {place of attention heads: gate of each head}
 
 
 class GatedHeads:
@@ -118,7 +118,7 @@ def exact_or_bleu(model: Translator, pairs: Sequence[tuple[str, str]], options: 
 
 def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], kind: str, options: SearchOptions,
                          metric: str = 'exact_match') -> tuple[float, Float[np.ndarray, 'layer head']]:
-    """Returns the score of the whole model, and for each head of a kind the score of the model without this head.
+    """Returns the score of the whole model, and an array. Each element is the score without one head of `kind`.
 
     `metric` is a key of `corpus_scores`: 'exact_match' (from 0 to 1) or 'bleu'.
 
@@ -166,9 +166,8 @@ def pruning_curves(heads: GatedHeads, pairs: Sequence[tuple[str, str]], options:
                    seeds: int = 3) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """Returns {kind of attention: {order: curve}}. For each curve, only heads of this kind are removed.
 
-    There is an order by importance, and there are several random orders.
-    `by` are the sources and references from which the importance is computed. `seeds` is the number of random orders.
-    `pruning_curve` explains the other arguments.
+    One order is by importance, and `seeds` orders are random. The importance is computed from `by`, the sources and
+    references. `pruning_curve` explains the other arguments.
     """
     orders = {'by importance': ranked(heads.importance(by))}
     orders |= {f'at random, seed {seed}': shuffled(heads, seed) for seed in range(seeds)}

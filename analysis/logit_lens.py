@@ -35,7 +35,7 @@ class LogitLens:
     def __str__(self) -> str:
         """Returns a text table with a line for each piece of the target, and a column for each layer.
 
-        A cell has the most probable piece after this layer, and the probability of the piece of the target.
+        A cell has the most probable piece after this layer, and the probability of the target piece.
         """
         titles = [place.rpartition('/')[2] for place in self.places]
         cells = [[f'{row[index]} {np.exp(self.log_probs[layer, index]):.2f}' for layer, row in enumerate(self.best)]

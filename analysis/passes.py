@@ -18,12 +18,12 @@ from input_pipeline.tokenizer import BOS
 from model.places import Editor, observing
 from runtime.errors import UserError
 
-PROGRAMS = 32  # number of functions of `compiled` that are kept
+PROGRAMS = 32  # maximum number of functions that `compiled` keeps
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A text in the form that a module reads: tokens for its arguments, and tokens that it predicts.
+    """A text as tokens: the tokens that a module reads, and the tokens that it predicts.
 
     Attributes:
       model: the model that reads the text.
@@ -79,7 +79,7 @@ class Node(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Effects:
-    """The effects of changes of a model on the log-probability of a target. For each effect, only one change is made.
+    """The effects of changes inside a model on the log-probability of a target. Each change is made separately.
 
     Attributes:
       nodes: the changed part of the model, for each row.
@@ -162,7 +162,7 @@ def as_output(run: Run, example: Any) -> Output:
     prompt, text = ('', example) if isinstance(example, str) else example
     tokenizer = model.tokenizers['target']
     before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
-    # A token may contain the end of the prompt and the beginning of the text. It belongs to the continuation.
+    # A token may contain the end of the prompt and the beginning of the text. Such a token belongs to the continuation.
     shared = next((number for number, (old, new) in enumerate(zip(before, whole, strict=False)) if old != new),
                   min(len(before), len(whole)))
     if shared + 1 >= model.context or shared == len(whole):

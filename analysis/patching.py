@@ -1,8 +1,8 @@
 """Activation patching: finds the places and tokens that cause the difference between two sentences.
 
 The model reads the sentence `corrupt`. The value at one place and one position is replaced by the value for the
-sentence `clean`. These are the corrupted run and the clean run of Meng et al. 2022 (arXiv:2202.05262, section 2).
-analysis/paths.py replaces a value only for some of the places that read the value.
+sentence `clean`. Meng et al. 2022 (arXiv:2202.05262, section 2) call the two forward passes the corrupted run and the
+clean run. analysis/paths.py replaces a value only for some of the places that read the value.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
                  places: str | Sequence[str] = 'encoder/layers_*[0-9]') -> Effects:
     """Returns the effects of patches on the log-probability of `target`, when the model reads `corrupt`.
 
-    Each patch replaces the value at one place and one token by the value for the sentence `clean`. One program computes
-    a row of the map: row i of its batch has the clean value at position i.
+    Each patch replaces the value at one place and one token by the value for the sentence `clean`. One forward pass
+    computes a row of the map: row i of the batch has the clean value at position i.
 
     Args:
       run: a translator or a language model.
@@ -63,7 +63,7 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
     """
     comparison = _Comparison(run, clean, corrupt, target, places)
     text, names, count = comparison.texts[1], list(comparison.values), len(comparison.pieces)
-    rows = max(map(len, text.inputs.values()))  # the same number for maps of encoder and decoder
+    rows = max(map(len, text.inputs.values()))  # the same number for places of the encoder and of the decoder
     inputs, targets, weights = text.arrays(rows)
     new = {name: np.pad(value, [(0, rows - len(value)), *[(0, 0)] * (value.ndim - 1)])
            for name, (value, _) in comparison.values.items()}
@@ -138,7 +138,7 @@ def shifted(shift: Float[Array, '...']):
 
 
 class _Comparison:
-    """The values of two sentences at places.
+    """The values at some places of a model, for a clean and a corrupt sentence.
 
     Attributes:
       texts: the clean and the corrupt sentence, each with the target.

@@ -1,7 +1,8 @@
-"""Path patching: measures how much one part of a model affects other parts through some of the paths between the parts.
+"""Path patching: measures the effect of one part of a model on other parts, through selected paths between the parts.
 
 The method is path patching (Wang et al. 2022, arXiv:2211.00593, section 3; Goldowsky-Dill et al. 2023,
-arXiv:2304.05969). Four kinds of rows of one batch are four versions of the forward pass, so one program computes all:
+arXiv:2304.05969). A batch has four kinds of rows, one for each version of the forward pass. So one program computes
+all versions:
 
     clean     the clean sentence.
     corrupt   the corrupt sentence.
@@ -52,8 +53,8 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
       clean: a sentence; for a language model, a prompt.
       corrupt: a sentence with the same number of tokens as `clean`.
       target: a translation, such as the translation of `clean`; for a language model, a continuation.
-      senders: places, patterns or nodes. The effect of each place or node is measured alone.
-      receivers: places, patterns or nodes. All receivers together get the changed values.
+      senders: places, patterns or nodes. The effect of each place or node is measured separately.
+      receivers: places, patterns or nodes. All receivers get the changed values at the same time.
       held: names or patterns of places that keep the value of the corrupt sentence, so that no path leads through
         these places. Places in the module of the sender are not held. With [], all paths from the sender to the
         receivers count. Then, with the receiver 'decoder', the effect equals the effect of activation patching.

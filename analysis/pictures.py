@@ -18,7 +18,7 @@ from model.patches import patch_grid
 from model.positional import sinusoids
 from runtime.errors import UserError
 
-if TYPE_CHECKING:  # functions that draw import matplotlib, because the import is slow
+if TYPE_CHECKING:  # imported in the functions that draw, because the import is slow
     from matplotlib.figure import Figure
 
 MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
@@ -132,9 +132,9 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> 'Figure':
     """Draws an image or a series, and the attention weights of the patches on top.
 
-    The query is the class token. Without a class token, the weights are the mean over all patches as queries. Patches
-    with large weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to its
-    largest weight.
+    The query is the class token. Without a class token, the weights are the mean over the queries of all patches.
+    Patches with large weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to
+    its largest weight.
     """
     from matplotlib.ticker import MaxNLocator
     patches = math.prod(grid)
@@ -197,7 +197,7 @@ def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], 
 
 
 def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> 'Figure':
-    """Draws a confusion matrix: the share of the examples of each true class that get each predicted class.
+    """Draws a confusion matrix. Row i, column j is the share of the examples of class i that are predicted as class j.
 
     If there are more than MOST_CLASSES classes, only the classes with the most errors are drawn.
 
@@ -238,7 +238,7 @@ def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
     """
     figure, (axes,) = _panels(1, (6, 5))
     image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1,
-                        interpolation='nearest')  # each pixel is a number, and the file is small
+                        interpolation='nearest')  # each number is one rectangle, and the file is small
     axes.set(xlabel='dimension', ylabel='position', title='sinusoidal positional encoding')
     figure.colorbar(image, label='value')
     return figure

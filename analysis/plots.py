@@ -119,7 +119,10 @@ def _named(metric: str) -> str:
 
 
 def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
-    """Describes how a training measured a metric: 'BLEU in training: greedy, 200 sentences of validation'."""
+    """Describes how the evaluations during training measured a metric.
+
+    An example is 'BLEU in training: greedy, 200 sentences of validation'.
+    """
     size = min((run.results['validation']['n'] for run in runs if 'n' in run.results.get('validation', {})),
                 default=math.inf)
 
@@ -158,7 +161,7 @@ def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) ->
 
 
 def _said(how: Iterable[str], part: Iterable[str]) -> str:
-    """Describes how several runs measured a metric: with which methods (`how`), on which parts of the data (`part`)."""
+    """Describes how several runs measured a metric. `how` are the methods, and `part` are the parts of the data."""
     hows, parts = dict.fromkeys(how), dict.fromkeys(part)
     return ', '.join(filter(None, ['measured differently per run' if len(hows) > 1 else min(hows),
                                    'different parts of validation' if len(parts) > 1 else min(parts)]))
@@ -167,8 +170,8 @@ def _said(how: Iterable[str], part: Iterable[str]) -> str:
 class _Panel(NamedTuple):
     """A panel of `plot_varied`: the lines for one option.
 
-    `option` is on the x-axis, and the options `others` change together with `option`. `lines` has the points of each
-    line by the name of the line. `base` is the run of the recipe without changes, or None.
+    `option` is on the x-axis, and the options `others` change together with `option`. `lines` is {name of a line:
+    its points}. `base` is the run of the recipe without changes, or None.
     """
     option: str
     others: tuple[str, ...]

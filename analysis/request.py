@@ -18,7 +18,7 @@ from runtime.files import check_file, check_folder
 from runtime.flags import flag
 
 BY = 'length', 'target_length', 'frequency'  # keys by which sentences are divided into buckets
-PREDICTORS = 'predictor', 'forecaster'  # answerers of images and series
+PREDICTORS = 'predictor', 'forecaster'  # values of `Task.answerer` for images and series
 DOCUMENTS = 'line', 'file', 'blank_line', 'jsonl'  # kinds of text in --input
 SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 

@@ -109,7 +109,7 @@ def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, A
     check_folder(directory / LOGS)
     directory.mkdir(parents=True, exist_ok=True)
     content = {'version': VERSION, 'recipe': recipe, 'sweep': file, 'config': config, 'runs': runs}
-    # This is the first file: a directory that has other files but no record of a sweep cannot be used again.
+    # This file is written first, because a directory with other files but without this file cannot be used again.
     write_text(path, json.dumps(content, indent=2) + '\n')
     (directory / LOGS).mkdir(exist_ok=True)
 

@@ -4,6 +4,7 @@ In the workloads tiny and base, the input is a batch of 64 random sources of 24 
 decode the batch from tokens to text, first with greedy search and then with a beam of 4. Each output has exactly 32
 tokens. For each beam, the script prints the same JSON lines as benchmarks.train_step. All systems take turns and have
 the same weights.
+
 `ctranslate2` uses all cores for one batch, which is the default of CTranslate2's Translator. `ctranslate2.workers`
 gives each core a part of the batch, as this project does. The line with the ratio also contains 'same_tokens', the
 share of equal tokens. The last token of an output is not compared, because this project forces an end token there.
@@ -13,8 +14,8 @@ runs/multi30k). The search is greedy search, and then the beam search of the run
 sentences, from text to text. By default, there is a peer for each computation type that CTranslate2 supports on this
 processor. Each peer uses the faster number of workers. The first line describes the processor, with measured rates of
 matrix products. The lines of the systems contain 'bleu', and the lines with the ratio contain 'same_translations'.
-CTranslate2 has another length penalty than this project and stops earlier. So some translations of CTranslate2 differ
-from the translations of this project.
+CTranslate2 uses a different length penalty and stops earlier, so some of its translations differ from the translations
+of this project.
 
 Use a machine without other work, and compare only figures of the same run.
 """

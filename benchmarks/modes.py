@@ -3,8 +3,8 @@
     python -m benchmarks.modes [--dtype=bfloat16]
 
 Trains the same small model in each mode on the same batches. The rows of a batch differ in length. After a few steps,
-the script prints a table with the largest differences from one device, in the loss and in the parameters. On a machine
-without accelerators, the CPU acts as 8 devices.
+the script prints a table with the largest differences from training on one device, in the loss and in the parameters.
+On a machine without accelerators, the CPU acts as 8 devices.
 """
 
 import dataclasses
@@ -65,10 +65,11 @@ def modes(devices: int) -> list[Mode]:
 
 
 def ragged_batch(seed: int, part: Part = ALL) -> Batch:
-    """Returns the rows of `part` of a batch of ROWS pairs with 1 to LENGTH random tokens, including padding rows.
+    """Returns the rows of a batch that `part` selects.
 
-    The lengths of the rows differ much. The correct loss is the mean over all tokens. A wrong loss, the mean of the
-    mean losses of the devices, would be very different.
+    The batch has ROWS pairs with 1 to LENGTH random tokens, and padding rows. The lengths of the rows differ much. The
+    correct loss is the mean over all tokens. The wrong loss would be very different: each device computes a mean, and
+    the loss is the mean of these means.
     """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, LENGTH + 1, (2, ROWS, 1))

@@ -116,7 +116,7 @@ def kind_of(line: Instruction, parts: list[Instruction], op_name: str, vocab_siz
 
 
 def place_of(op_name: str) -> str:
-    """Returns the place in the model of an operation, from XLA's op_name.
+    """Returns the place of an operation in the model, derived from XLA's op_name.
 
     The place of 'jit(train_step)/jvp(Transformer)/encoder/layers_0/norm/add' is 'encoder/layers/norm/add'. The place
     has no names of transformations, no names of methods and no indices of layers. So it is the same in all layers.

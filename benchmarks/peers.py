@@ -53,7 +53,7 @@ def torch_train_step(workload: Workload, compiled: bool) -> Ready:
 def torch_model(workload: Workload) -> Any:
     """Returns a module that maps source, target and reference tokens to the loss.
 
-    The module has dropout at the same places as the model of this project. nn.Transformer computes attention by
+    The module has dropout at the same places as the model of this project. nn.Transformer computes attention with
     scaled_dot_product_attention. The attention of nn.Transformer has biases, and the attention of this project has no
     biases.
     """

@@ -25,7 +25,7 @@ In rows with two devices per process, the process with the fault is process 0. I
 
 A cell is ok if
 
-    each exit status is the status that a launcher needs: 0 at the end, 75 after a stop, or if another process is lost;
+    each exit status is the status that a launcher needs: 0 at the end, 75 after a stop or if another process is lost;
     while processes run, a log or the metrics file grows at least every 60 s (plus the delays that the fault adds);
     at each save, all processes that hold the same part of the state hold the same bits;
     all checkpoints and losses agree with a run of one process and one device without a fault: parameters to 1e-5,

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.turns import CORES, Ready, Timed
 
-LARGEST_BATCHES = 32, 64  # numbers of sentences in a batch of CTranslate2; the faster one is timed
+LARGEST_BATCHES = 32, 64  # batch sizes of CTranslate2, in sentences; the faster one is timed
 TRIAL = 200  # number of sentences with which the faster setting of CTranslate2 is found
 
 

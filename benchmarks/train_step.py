@@ -1,10 +1,10 @@
 """Measures the speed of the train step: python -m benchmarks.train_step [--workload=base] [--peers=torch]
 
-Prints a JSON line per system. With --peers, the script also prints a line per peer with 'ratio': the time of the peer
-divided by the time of this project. 'ratio' is the median over the turns, and 'quartiles' are the quartiles. All
-systems take turns in one run, in separate processes. The line of a system contains the peak memory of its process.
-'program_gb' is the memory that XLA reports for the train step. The peers train the same model on the same number of
-tokens with PyTorch's nn.Transformer, in eager mode or with torch.compile.
+Prints a JSON line per system. With --peers, the script also prints a line per peer, with the time of the peer divided
+by the time of this project: 'ratio' is the median over the turns, and 'quartiles' are the quartiles. All systems take
+turns in one run, in separate processes. The line of a system contains the peak memory of its process. 'program_gb' is
+the memory that XLA reports for the train step. The peers train the same model on the same number of tokens with
+PyTorch's nn.Transformer, in eager mode or with torch.compile.
 
 Use a machine without other work, and compare only figures of the same run.
 """

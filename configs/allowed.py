@@ -75,7 +75,7 @@ class Text:
         if '\0' in value:
             return 'must not contain the character NUL'
         if self.names and not all(map(str.strip, value.split(','))):
-            return 'must not have an empty name. Put a name before and after each comma'
+            return 'must not contain an empty name. Put a name before and after each comma'
         try:
             value.encode(errors='surrogateescape' if self.file else 'strict')
         except UnicodeEncodeError:

@@ -68,8 +68,8 @@ def warmup_problems(config: ConfigDict) -> list[str]:
     warmup, steps = config.optimizer.warmup, config.train.steps
     if warmup == warmup_steps(config.optimizer, steps):
         return []
-    return [f'config.optimizer.warmup={warmup}: must be below train.steps={steps}, because the cosine begins after the '
-            'warmup']
+    return [f'config.optimizer.warmup={warmup}: must be below train.steps={steps}, because the cosine decay begins '
+            'after the warmup']
 
 
 def config_problems(config: ConfigDict) -> list[str]:

@@ -114,7 +114,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('train.accumulate', is_used('batch.rows', values), train.accumulate <= batch.rows,
              f'must be at most batch.rows={batch.rows}, because each part has at least one row'),
         Rule('train.steps', config.optimizer.schedule == 'cosine', train.steps > 1,
-             'must be above 1 for optimizer.schedule=cosine, because the cosine begins after the warmup'),
+             'must be above 1 for optimizer.schedule=cosine, because the cosine decay begins after the warmup'),
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
              f'must not be combined with r_drop={train.r_drop}, because each adds a second pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),

@@ -27,11 +27,12 @@ from model import Params
 FEWEST = 16  # minimum number of rows of a batch that shrinks
 SHARE = 32  # minimum number of rows for each thread
 # Number of steps in the first cache. A step reads the whole cache, so the cache is small at first. With 16 steps, beam
-# search with configs/multi30k.py takes 0.91 of the time for 32 steps. With 8 steps, it takes 0.90 of the time, but more
-# programs are compiled.
+# search with configs/multi30k.py takes 0.91 times as long as with 32 steps. With 8 steps, the search takes 0.90 times
+# as long, but more programs are compiled.
 ROOM = 16
-# The same for at most FEWEST rows: the keys of few rows are read quickly, and fewer programs are compiled. With
-# configs/multi30k.py, the first search compiles for 30 s instead of 37 s, and takes 1.02 of the time.
+# Number of steps in the first cache of at most FEWEST rows. It is larger, because the keys of few rows are read
+# quickly, and fewer programs are compiled. With configs/multi30k.py, the programs of the first search compile in 30 s
+# instead of 37 s, and a search takes 1.02 times as long.
 ROOM_OF_FEW = 64
 
 
@@ -78,7 +79,7 @@ def rows_per_thread(batch_size: int, threads: int, count: int) -> int:
 def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], batches: Sequence[Sequence[int]],
                     threads: int) -> Iterator[Hypotheses]:
     """Yields the result of `find` for each batch of rows, in order. `threads` batches are searched at the same time."""
-    if min(threads, len(batches)) < 2:  # JAX's context managers apply to the caller's thread
+    if min(threads, len(batches)) < 2:  # JAX's context managers apply only to the caller's thread
         yield from map(find, batches)
         return
     with ThreadPoolExecutor(threads) as pool:
@@ -95,7 +96,7 @@ class BatchSearch:
 
     def __init__(self, module: nn.Module):
         self.module = module
-        self._compiling = threading.Lock()  # held while a program starts, because its first start compiles it
+        self._compiling = threading.Lock()  # held during a call of a program, because the first call compiles it
         self._begin = jax.jit(self._read, static_argnames=('search', 'room'))
         self._advance = jax.jit(self._go_on, static_argnames='search', donate_argnames='state')
         self._whole = jax.jit(self._to_the_end, static_argnames='search')

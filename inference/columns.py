@@ -38,8 +38,8 @@ def input_texts(path: str, documents: str) -> Iterator[str]:
 def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, name: str) -> Iterator[list[Output]]:
     """Scores the targets in the lines of the file `name`.
 
-    Yields lists of outputs, with one output for each line. The only hypothesis of an output is the target.
-    A line is SOURCE<tab>TARGET. For a language model, the whole line is the target.
+    A line is SOURCE<tab>TARGET. For a language model, the whole line is the target. Yields lists of outputs, with one
+    output for each line. The only hypothesis of an output is the target.
 
     Raises:
       UserError: if a line does not have two columns. The message begins with the file name and the line number.

@@ -6,10 +6,10 @@ last letter of a phrase is allowed, because another letter may follow and make a
 the end of the text.
 
 Words consist of letters, marks and the underscore. Digits make numbers: a word may begin directly after a number, and
-a number may begin directly after a word, so '3heures' contains the word 'heures'. Upper case equals lower case, and the
-composed form of a character equals the decomposed form. Scripts without spaces between words (Chinese, Japanese, Thai,
-...) have no word boundaries, so a phrase in such a script is excluded wherever it occurs. A space in a phrase stands
-for any white space.
+a number may begin directly after a word, so '3heures' contains the word 'heures'. Upper and lower case are equivalent,
+and so are the composed and the decomposed Unicode form of a character. Scripts without spaces between words (Chinese,
+Japanese, Thai, ...) have no word boundaries, so a phrase in such a script is excluded wherever it occurs. A space in a
+phrase stands for any white space.
 """
 
 import functools
@@ -28,7 +28,7 @@ MAX_PHRASE = 1000  # maximum number of characters of a phrase; each character is
 MAX_ENTRIES = 2 ** 28  # maximum number of entries of a table: 1 GB
 WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040, 0x30ff), (0x31f0, 0x31ff),
                   (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, kana, Han
-# These characters stand for characters that no phrase contains: letters, digits, other characters.
+# Placeholders for the characters that no phrase contains: word characters, digits, other characters.
 WORD, DIGIT, OTHER = '\ue000', '\ue001', '\ufffd'
 WORD_LEADS = {*range(0xc3, 0xe2), *range(0xea, 0xee)}  # first UTF-8 bytes whose characters are mostly word characters
 BYTES = [chr(0xdc80 + place) for place in range(128)]  # bytes of incomplete characters, decoded by 'surrogateescape'
@@ -80,7 +80,7 @@ class _State(NamedTuple):
     """A state of the automaton: the properties of the text so far that determine which tokens may follow.
 
     Attributes:
-      begun: the incomplete phrases with which the text ends.
+      begun: the incomplete phrases at the end of the text.
       kind: the kind of the last character (`_kind`). A word may begin after a character of another kind.
       ended: if true, the text ends with a complete phrase. Then only a character of the same kind may follow, because
         this character makes another word.
@@ -109,7 +109,7 @@ class _Phrases:
                             for end in range(1, len(character.encode()))}
 
     def read(self, written: bytes) -> list[str]:
-        """Returns the sequence of input symbols of the automaton for the text in `written`, as UTF-8 bytes."""
+        """Returns the input symbols of the automaton for `written`, a text in UTF-8."""
         return [symbol if symbol in self.symbols else _kind(symbol)
                 for symbol in _folded(written.decode('utf-8', 'surrogateescape'))]
 
@@ -133,10 +133,10 @@ class _Phrases:
         return _State(frozenset(texts & self._prefixes), kind, bool(complete))
 
     def _byte(self, state: _State, byte: bytes) -> _State | None:
-        """Returns the state after a byte of a character that is divided between tokens.
+        """Returns the state after a byte of a character that is split across tokens.
 
-        If no phrase contains the character, its first byte determines whether it is treated as a word character. The
-        other bytes have no effect.
+        If no phrase contains the character, the first byte determines whether the character counts as a word character.
+        The remaining bytes have no effect.
         """
         pending, state = state.pending + byte, state._replace(pending=b'')
         if pending in self._incomplete:
@@ -201,8 +201,8 @@ class Automaton:
             rules.symbols[symbol] for symbol in rules.read(tokenizer.bytes_of(token))] for token in range(size)])
         may_end = np.array([not state.ended for state in states])
         table[~may_end, EOS] = DEAD
-        # In a state where the text may not end, a token must be available after which the text may end, because the
-        # next step may be the last step. States without such a token are excluded.
+        # The next step may be the last step. So a state where the text may not end needs a token that leads to a state
+        # where the text may end. States without such a token are excluded.
         stuck = ~may_end & ~(may_end[table] & (table != DEAD)).any(axis=1)
         table[(table != DEAD) & stuck[table]] = DEAD
         order = np.argsort(~may_end, kind='stable')
@@ -214,7 +214,7 @@ class Automaton:
 
     @functools.cached_property
     def padded(self) -> Int[np.ndarray, 'states vocab']:
-        """The table, padded to a power of two of states, so that few shapes are compiled."""
+        """The table, padded to a number of states that is a power of two, so that few shapes are compiled."""
         more = (1 << (len(self.table) - 1).bit_length()) - len(self.table)
         return np.pad(self.table, ((0, more), (0, 0)), constant_values=DEAD)
 

@@ -91,7 +91,7 @@ def _check(edit: Edit, numbers: Any, name: str, sizes: Sizes) -> None:
 
 def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence[int] | None, name: str,
                     sizes: Sizes) -> None:
-    """Raises UserError, beginning with `where`, if the place `name` does not have these heads or positions."""
+    """Raises UserError if the place `name` does not have these heads or positions. The message begins with `where`."""
     if heads is not None:
         count = sizes.get('head')
         if count is None:

@@ -1,13 +1,13 @@
 """Edits: changes of intermediate values of a model, described as data.
 
-A place is an intermediate value with a name (model/places.py). An edit has the name of a place:
+A place is an intermediate value with a name (model/places.py). An edit names the place that it changes:
 
     Edit('zero', 'decoder/layers_0/cross_attention/heads', heads=[2])
     {"edit": "zero", "place": "decoder/layers_0/cross_attention/heads", "heads": [2]}
 
 The two lines are the same edit: in Python, and in a JSON file. A JSON file contains a list of edits. The order of the
-list has no effect. At each place, the edits 'replace', 'mean', 'freeze' and functions are applied first, then 'scale',
-'zero' and 'add'. For each head and position, at most one of 'replace', 'mean', 'freeze' and functions is allowed.
+list has no effect. At each place, the edits that replace the value ('replace', 'mean', 'freeze' and functions) are
+applied first, then 'scale', 'zero' and 'add'. For each head and position, at most one edit may replace the value.
 inference/editor.py applies edits.
 """
 
@@ -214,7 +214,7 @@ def matching(pattern: str, places: Mapping[str, Sizes], where: str = '') -> list
     """Returns the names of places that match a pattern. An error message begins with `where`.
 
     Raises:
-      UserError: if no place matches. The message has similar names.
+      UserError: if no place matches. The message suggests similar names.
     """
     names = fnmatch.filter(places, str(pattern))
     if not names:

@@ -54,7 +54,7 @@ class Forecaster(Predictor):
             self._decode(self.params, arguments['inputs']), tiled=True)}
 
     def _decoded(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Returns the autoregressive forecast [batch, horizon, channels]: each patch is an input of the next patches.
+        """Returns the autoregressive forecast [batch, horizon, channels]: each patch is an input for the next patches.
 
         A pass computes all patches. Because of the causal mask, patch k depends only on the patches before it. So after
         k passes, the first k patches no longer change. A cache would save time only for long series.

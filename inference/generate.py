@@ -122,9 +122,9 @@ class Generator(SearchModel):
     def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
         """Scores each text as a whole document. Returns an output for each text, with the text as the only hypothesis.
 
-        A log-probability includes the tokens of the text and the end token, given the start token. A text longer than a
-        window is scored in several windows. Each window begins with the last half of the previous window.
-        `first` has no effect, because no text is too long for this method.
+        The log-probability of an output covers the text's tokens and the end token, given the start token. A text that
+        is longer than a window is scored in several windows. Each window begins with the last half of the previous
+        window. `first` has no effect, because no text is too long for this method.
         """
         texts = checked_texts(texts)
         tokens = [self.tokenizers['target'].encode(text) for text in texts]

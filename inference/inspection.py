@@ -32,7 +32,7 @@ MOST_GB = 4.0  # default limit for the size of all captured values
 ROWS = 64  # number of texts that the model reads at a time
 
 Answerer = Translator | Generator | Predictor
-_LISTED = weakref.WeakKeyDictionary()  # {module: its places}, because the search for places takes up to a second
+_LISTED = weakref.WeakKeyDictionary()  # a cache {module: its places}; computing the places takes up to a second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,8 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
 
     Args:
       model: the model.
-      given: a list of outputs of the model. A translator also accepts sources, which are translated first, and pairs
-        (source, target). A language model also accepts texts. For a model of images or series, raw inputs.
+      given: a list of outputs of the model, or raw inputs for a model of images or series. A translator also accepts
+        sources, which are translated first, and pairs (source, target). A language model also accepts texts.
       places: names or patterns of places.
       options: the search options for the translation of sources.
       most_gb: the maximum size of all values together, in GB.
@@ -136,7 +136,7 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
     return [Inspected({name: result[name] for name in names}) for result in results]
 
 
-@functools.lru_cache(maxsize=16)  # so that a call with the same places compiles nothing
+@functools.lru_cache(maxsize=16)  # another call with the same places needs no compilation
 def _program(module: Any, names: tuple[str, ...]) -> Callable[[Any, Mapping[str, Any]], dict[str, Array]]:
     """Returns a compiled function (parameters, arguments of the module) -> {place: value}."""
     apply = observing(module.apply, read=set(names).__contains__)
@@ -159,7 +159,7 @@ class _Row:
         return max(map(len, self.inputs.values()))
 
     def side(self, name: str, axis: str) -> str:
-        """Returns the name of the argument whose tokens belong to the axis `axis` of the value at the place `name`."""
+        """Returns the name of the argument that contains the tokens along `axis` of the place `name`."""
         return argument_of(name, axis, list(self.inputs))
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
@@ -234,11 +234,11 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
              split: Any = None) -> dict[str, Any]:
     """Returns {place: array}, with one array for each place of an edit. Returns {} if the edit has no array.
 
-    If the edit has texts, the arrays are computed from the values of these texts. `split` is a function that takes the
-    name of a split and returns the texts of this split.
+    If the edit has texts, the model reads the texts, and the arrays are computed from its values at the places. `split`
+    is a function that takes the name of a split and returns the texts of this split.
 
     Raises:
-      UserError: if no place matches, or the values of the texts are too large.
+      UserError: if no place matches, or the values for the texts need too much memory.
     """
     names, by = matching(edit.place, places), edit.by
     if edit.edit == 'freeze' and isinstance(by, str):

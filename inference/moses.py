@@ -24,7 +24,10 @@ class MosesTokens:
     """A tokenizer for sacreBLEU's metrics: normalises punctuation, then tokenises by the rules of a language."""
 
     def __init__(self, language: str):
-        """Loads the rules of a language, such as 'de' or 'pt_BR'. If it has no rules, warns and uses English rules."""
+        """Loads the rules of a language, such as 'de' or 'pt_BR'.
+
+        If sacremoses has no rules for the language, logs a warning and uses the rules of English.
+        """
         self.language = re.split('[-_@.]', language.lower())[0]
         if self.language not in LANGUAGES:
             log.warning('sacremoses has no rules for the language %r: bleu_lowercased_moses uses the rules of English',

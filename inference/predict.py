@@ -48,7 +48,7 @@ class Predictor:
         return {'inputs': jnp.zeros((1, *self.shape))}
 
     def arguments(self, raw: Num[np.ndarray, 'examples *space channels']) -> dict[str, np.ndarray]:
-        """Returns the arguments of the module, {name: array}, for a result `raw` of `InputFormat.prepare`."""
+        """Returns the arguments of the module, {name: array}. `raw` is a result of `InputFormat.prepare`."""
         return self.form.arguments(raw)
 
     def seen(self, prediction: Prediction) -> Num[np.ndarray, '*space channels']:

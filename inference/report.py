@@ -1,4 +1,4 @@
-"""Reports on a whole input: characters outside the vocabulary, and the scores of all texts together."""
+"""Reports the characters of an input that are not in the vocabulary, and the scores of all texts together."""
 
 import collections
 import logging
@@ -46,7 +46,7 @@ class Report:
                 self._changed += self.model.tokenizers['target'].decode(hypothesis.tokens) != hypothesis.text
 
     def scores(self, output: Output) -> dict[str, Any]:
-        """Returns the scores of one text, its numbers of bytes and characters, and the window and the stride."""
+        """Returns the scores of one text, its size in bytes and in characters, the window and the stride."""
         assert isinstance(self.model, Generator), 'only texts of language models have bits per byte'
         sizes = _sizes(output)
         return text_scores(output.hypotheses[0].log_prob, **sizes) | {
@@ -69,8 +69,8 @@ class Report:
                  self._sizes['characters'], self._sizes['tokens'], ''.join(bits), scores['perplexity'],
                  self.model.context, self.model.stride)
         if self._changed:
-            log.warning('do not compare bits per byte and per character with other models: the decoded tokens of %d of '
-                        '%d %s differ from the text', self._changed, self._count, units)
+            log.warning('in %d of %d %s, the decoded tokens differ from the text. Do not compare bits per byte or per '
+                        'character with other models', self._changed, self._count, units)
 
     def _about_unknown(self) -> str:
         if not self._unknown:  # a tokenizer of whole words

@@ -44,7 +44,7 @@ Answerer = Translator | Generator | Predictor
 CALLS = {'translator': 'run.translate or run.forced', 'generator': 'run.generate or run.forced',
          'predictor': 'run.predict', 'forecaster': 'run.predict'}
 EDITS_OPTION = 'config.train.edits'
-WINDOWS = 100  # number of windows of a split over which edit 'mean' averages for a language model
+WINDOWS = 100  # for a language model, the edit 'mean' averages over this number of windows of a split
 
 
 def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
@@ -72,7 +72,7 @@ def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mappi
 
     Raises:
       UserError: if an edit or a place does not exist. Also if an edit needs values that the model computes from texts,
-        because this is not possible before the training.
+        because this is not possible before training.
     """
     if not config.train.edits:
         return module
@@ -115,7 +115,7 @@ def check_places(config: ConfigDict) -> None:
 def tracked_places(config: ConfigDict, places: Mapping[str, Sizes]) -> list[str]:
     """Returns the names of the places in config.track.places.
 
-    The result has no attention scores, because masked scores have no useful statistic.
+    The result has no attention scores, because masked scores are arbitrary and their statistics have no meaning.
 
     Raises:
       UserError: if no place matches a pattern, or a pattern matches only scores.
@@ -138,7 +138,7 @@ class Run:
     Attributes:
       workdirs: the run directories.
       workdir: the first run directory.
-      config: the resolved config of the first run, with the dtype of `load`.
+      config: the resolved config of the first run. It has the dtype that `load` received, if any.
       checkpoint: a list with the step of the loaded checkpoint. If several checkpoints are averaged, the list has the
         step of each. For an ensemble, there is such a list for each run.
       model: a Translator, Generator or Predictor, with the module and its parameters.
@@ -234,8 +234,8 @@ class Run:
     def edited(self, edits: Sequence[Edit | Mapping[str, Any]]) -> 'Run':
         """Returns a run whose model applies edits at places, in every pass and every search. This run is unchanged.
 
-        For 'mean' and 'replace', the model without any edits computes the values of the texts. So the result does not
-        depend on the order of the edits, and one call with several edits equals several calls with one edit.
+        For 'mean' and 'replace', the values for the texts come from the model without any edits. So the result does not
+        depend on the order of the edits, and one call with several edits equals several calls with one edit each.
 
         Args:
           edits: objects of class `inference.edits.Edit`, or dicts with the fields of this class.
@@ -257,7 +257,7 @@ class Run:
                                   self._trained.tokenizers, self._trained.sizes)
         try:
             list_places(run.model)
-        except ValueError as error:  # a function returned another shape
+        except ValueError as error:  # a function returned a value of another shape
             raise UserError(str(error).splitlines()[0]) from None
         return run
 

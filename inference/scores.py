@@ -116,7 +116,7 @@ def compare_translations(outputs: Sequence[str], other_outputs: Sequence[str], r
 
 
 def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Reads the translations of the sentences `pairs` by another run, from the results folder of that run.
+    """Reads the translations of `pairs` that another run has written into its results folder.
 
     Args:
       workdir: the directory of the other run.

@@ -1,16 +1,16 @@
 """Decoding with an explicit cache: greedy search, sampling and beam search.
 
-A search takes the `decode_step(tokens [batch, beam], cache) -> logits [batch, beam, vocab], cache` of any model, and
-an empty cache for its hypotheses. `start` [batch] is the token that the model reads first: the start token of a
-translation, or the last token of a prompt. `limits` [batch] is the maximum number of tokens of each sentence. An output
-that reaches its limit is completed in one of two ways. If `cut` is false (a translation), the last token is forced to
-be the end token. If `cut` is true (a continuation), the output stops without an end token.
+A search calls the function `decode_step` of a model: (tokens [batch, beam], cache) -> (logits [batch, beam, vocab],
+cache). The search begins with an empty cache. `start` [batch] is the token that the model reads first: the start token
+of a translation, or the last token of a prompt. `limits` [batch] is the maximum number of tokens of each sentence. An
+output that reaches its limit is completed in one of two ways. If `cut` is false (a translation), the last token is
+forced to be the end token. If `cut` is true (a continuation), the output stops without an end token.
 
-An output may be required to begin with a prefix, and an automaton may exclude tokens (`Follow`; words to avoid,
-inference/constraints.py). Without prefix and automaton, a step has no operations for these features.
+The caller may require that an output begins with a prefix. The caller may also pass an automaton that excludes words to
+avoid (`Follow`, inference/constraints.py). Without prefixes and automaton, a step has no operations for these features.
 
 A search may forbid tokens, but this does not change any probability. The model computes the log-probabilities over its
-whole vocabulary, even for a forced end token. Teacher forcing gives the same values for the same tokens.
+whole vocabulary, even if the end token is forced. Teacher forcing gives the same values for the same tokens.
 
 `Sample` and `Beam` define the beginning, the step and the end of the two searches; `advance` is the loop. `sample` and
 `beam_search` run a search to its end, in one program. inference/batches.py instead stops a search between two steps and
@@ -263,7 +263,7 @@ def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_
     if top_p < 1.0:
         order = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(order, axis=-1)
-        before = jnp.cumsum(probabilities, axis=-1) - probabilities  # probability of the tokens that are more probable
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities  # total probability of the more probable tokens
         smallest = jnp.min(jnp.where(before < top_p, order, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < smallest, IMPOSSIBLE, logits)
     return logits
@@ -302,7 +302,7 @@ class Beam:
       alpha: the exponent of the length penalty: the score is log-probability / length_penalty.
       n_best: the number of hypotheses to return.
       patience: the search for a sentence stops when max(n_best, round(beam * patience)) of its hypotheses have ended.
-        With 0, the search does not stop because of this number.
+        With 0, this condition is not used.
       cut: if true, a hypothesis that reaches its limit stops without an end token. If false, its last token is forced
         to be the end token.
     """
@@ -333,11 +333,11 @@ class Beam:
                      ended_count=ends.astype(jnp.int32), cache=cache, prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: BeamState) -> Bool[Array, ' batch']:
-        """Returns a mask of the open sentences. In these, an alive hypothesis may still become one of the n best."""
+        """Returns a mask of the sentences in which an alive hypothesis may still become one of the n best."""
         best_alive = state.alive_scores.max(axis=1)
         attainable = best_alive / length_penalty(state.limits, max(self.alpha, 0.0))
         attainable = jnp.where(best_alive > IMPOSSIBLE, attainable, IMPOSSIBLE)
-        if self.alpha < 0:  # the penalty decreases with the length, so the shortest continuation is the bound
+        if self.alpha < 0:  # the penalty decreases with the length, so the shortest continuation gives the bound
             attainable = best_alive / length_penalty(state.step + 1, self.alpha)
         is_open = (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
         if self.patience:

@@ -34,7 +34,7 @@ LENGTHS = 32  # inputs are padded to multiples of this number, so that few lengt
 # Number of batches in a chunk. All lines of a chunk are read, sorted by length and answered together. So the memory is
 # bounded for an input of any length.
 CHUNK = 32
-CHUNK_CHARACTERS = 2 ** 23  # a chunk ends with the line that exceeds this number of characters
+CHUNK_CHARACTERS = 2 ** 23  # a chunk ends when its lines exceed this number of characters together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +277,8 @@ class SearchModel(TextModel):
     """A model that writes text by a search, token by token. The module has encode, init_cache and decode_step.
 
     Attributes:
-      cut: if true, an output that reaches its length limit stops without an end token. If false, an end token is added.
+      cut: if true, an output that reaches its length limit stops without an end token. If false, its last token is
+        forced to be the end token.
       distribute: a function that puts the arrays of a search on the devices of the parameters.
     """
 
@@ -412,7 +413,7 @@ def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndar
     if 'members_0' in collections.get('attention', {}):
         raise UserError('an ensemble has no attention weights, because each run has its own weights. Open a single run')
     weights: dict[str, np.ndarray] = {}
-    # In a training with several processes, each process has only a part of the weights.
+    # In training with several processes, each process has only a part of the weights.
     for stack, layers in process_allgather(dict(collections.get('attention', {})), tiled=True).items():
         order = sorted(layers, key=lambda name: int(name.rpartition('_')[2]))
         for sublayer, kind in ('self_attention', stack), ('cross_attention', 'cross'):

@@ -118,8 +118,8 @@ class Translator(SearchModel):
             elif UNK in begin.prefix:
                 problem = 'this prefix has characters that are not in the vocabulary'
             elif count >= limit:
-                problem = (f'this prefix has {count} tokens, but the translation may have {limit}, including the end '
-                           'token. Increase --extra_length, or shorten the prefix')
+                problem = (f'this prefix has {count} tokens, but the translation may have at most {limit} tokens, '
+                           'including the end token. Increase --extra_length, or shorten the prefix')
             elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
                 problem = 'this prefix contains a word to avoid'
             if problem:
@@ -137,11 +137,11 @@ class Translator(SearchModel):
 
     def forced_all(self, pairs: Sequence[tuple[str, str]], options: SearchOptions = BEAM_SEARCH, *,
                    first: int = 0) -> list[Output]:
-        """Scores given targets. Returns an output for each pair (source, target), with the target as only hypothesis.
+        """Scores given targets. Returns an output for each pair (source, target), whose only hypothesis is the target.
 
-        A log-probability includes the target's tokens and the end token, given the source. An empty target has only the
-        end token. Attention and token probabilities can also be computed for these outputs. A long source is
-        truncated as in `translate`. `first` is the number of earlier pairs in the file.
+        The log-probability of an output covers the target's tokens and the end token, given the source. An empty target
+        has only the end token. Attention and token probabilities can also be computed for these outputs. A long source
+        is truncated as in `translate`. `first` is the number of earlier pairs in the file.
 
         Raises:
           UserError: if a target is longer than the model's table of learned positions, or longer than the longest

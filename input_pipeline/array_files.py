@@ -138,8 +138,9 @@ def read_idx_file(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
     lengths = [int.from_bytes(content[i:i + 4], 'big') for i in range(4, header, 4)]
     expected = header + math.prod(lengths)
     if len(content) != expected:
-        raise UserError(f'{path} is truncated or damaged: its header announces {" x ".join(map(str, lengths))}, so '
-                        f'the file must have {expected} bytes, but it has {len(content)}. Download the file again')
+        raise UserError(f'{path} is truncated or damaged: according to its header, the shape is '
+                        f'{" x ".join(map(str, lengths))}, so the file must have {expected} bytes, but it has '
+                        f'{len(content)}. Download the file again')
     return np.frombuffer(content, np.uint8, offset=header).reshape(lengths)
 
 

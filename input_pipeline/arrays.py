@@ -231,7 +231,8 @@ class ArrayData:
         if absent.all(axis=0).any():
             raise UserError(f'{where}: channel {int(absent.all(axis=0).argmax())} has no values. Remove the channel')
         if absent.any():
-            say(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They get the mean of the channel')
+            say(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They are replaced by the mean of '
+                'the channel')
         return inputs
 
     def _numbered(self, examples: Examples) -> Targets:

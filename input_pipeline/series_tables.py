@@ -294,7 +294,7 @@ def _has_zone(text: str) -> bool:
 def _number(text: str, where: str, hint: str = USE_MEAN) -> float:
     if not _is_number(text):
         if ',' in text:
-            hint = '. Write 1234.5: a point for decimals, and no separators of thousands'
+            hint = '. Write 1234.5: with a decimal point, and without thousands separators'
         elif _is_date(text):
             hint = '. If the column contains the times of the rows, name it time'
         elif text.lower() not in MISSING:

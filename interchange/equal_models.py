@@ -1,4 +1,4 @@
-"""Rewrites a model with other options that a foreign format supports. The outputs of the model are unchanged.
+"""Replaces options of a model by options that a foreign format supports. The outputs of the model are unchanged.
 
 Each function takes the options of a model and the arrays by name. It returns new options and new arrays.
 """
@@ -65,12 +65,12 @@ def without_heads(model: ConfigDict, arrays: Arrays,
                   removed: Mapping[str, Collection[int]]) -> tuple[ConfigDict, Arrays]:
     """Returns the model without some attention heads. The outputs equal the model's outputs with these heads set to 0.
 
-    All attention layers of a model have the same number of heads. So the new number is the largest number of remaining
-    heads of a layer. If a layer has fewer remaining heads, some of its removed heads stay in the arrays. The rows of
-    these heads in the output projection are set to 0.
+    All attention layers of a model have the same number of heads. The layer with the most remaining heads determines
+    this number. In layers with fewer remaining heads, some of the removed heads stay in the arrays. The rows of these
+    heads in the output projection are set to 0.
 
     Args:
-      model: the options of a model without relative positions and without shared heads of keys and values.
+      model: the options of a model without relative positions, in which each head has its own keys and values.
       arrays: the parameters by name.
       removed: {path of an attention layer, such as 'decoder/layers_0/cross_attention': indices of heads}.
     """

@@ -52,7 +52,7 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
 
 def export_without_heads(workdir: str | Path, output: str | Path, removed: Iterable[tuple[str, int | np.integer]],
                          checkpoint: str | int = 'best') -> list[Path]:
-    """Writes a run without some of its attention heads as safetensors, and returns the files.
+    """Removes attention heads from the model of a run, writes the model as safetensors, and returns the new files.
 
     The folder can be loaded like a run directory. The outputs equal the run's outputs with the removed heads set to
     zero. `interchange.equal_models.without_heads` explains how many heads remain.
@@ -60,8 +60,8 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
     Args:
       workdir: the run directory.
       output: a new or an empty folder outside of run directories.
-      removed: (place of the heads, index of the head), as in `analysis.heads`, such as
-        ('decoder/layers_0/cross_attention/heads', 2).
+      removed: the heads to remove, as pairs (place of the heads, index of the head), such as
+        ('decoder/layers_0/cross_attention/heads', 2). `analysis.heads` uses the same pairs.
       checkpoint: the same choices as --checkpoint of decode.py, including averages.
 
     Raises:
@@ -77,11 +77,12 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
 
 
 def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int | np.integer]]) -> TrainedModel:
-    """Returns a model without some of its attention heads; `export_without_heads` explains the arguments."""
+    """Returns the model without the heads in `removed`, which `export_without_heads` explains."""
     config, run = trained.config, trained.workdirs[0]
     model, heads = config.model, {}
     if len(trained.workdirs) > 1 or model.kind not in ('transformer', 'language_model'):
-        raise UserError(f'{run}: heads can be removed from one run with model.kind=transformer or language_model')
+        raise UserError(f'{run}: heads can be removed only from a single run with model.kind=transformer or '
+                        'language_model')
     if model.position in ('relative', 'alibi'):
         raise UserError(f'{run}: with config.model.position={model.position}, each head has a different bias, so heads '
                         'cannot be removed. Set the heads to zero')

@@ -61,7 +61,7 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """Returns a message for each option of a model of this project that GPT-2 does not support."""
+    """Returns a message for each option in `model` that GPT-2 does not support."""
     required = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'layer_norm', 'position': 'learned',
                 'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
     refused = [f'model.{name}={model[name]}: GPT-2 supports only {value}' for name, value in required.items()
@@ -90,7 +90,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """For each array of a Hugging Face model, returns a `Link` to the corresponding arrays of this project."""
+    """Returns the links between the arrays of a Hugging Face model and the arrays of this project."""
     table, d_model, heads = rows(orders['text']), model.d_model, model.num_heads
     split = reshaped((d_model, -1), (d_model, heads, -1))
     links = [Link('transformer.wte.weight', {'embedding/embedding': table}),

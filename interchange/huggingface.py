@@ -142,7 +142,7 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
         if family is gpt2:
             model, arrays = with_table(*with_biases(model, arrays), trained.config.data.context)
     if refused := family.refusals(model):
-        raise UserError('this model cannot be exported to Hugging Face, which has no model with these options: '
+        raise UserError('this model cannot be exported. Hugging Face has no model with these options: '
                         + '; '.join(f'config.{option}' for option in refused))
     if family is not marian and np.any(arrays.get('logits_bias', 0)):
         raise UserError('config.model.output_bias=True: this model has a bias on the logits, but GPT-2 and Llama '

@@ -136,7 +136,7 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
 
 
 def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> None:
-    """Writes the tokenizer of a language model. `begins` is whether every text begins with the start token."""
+    """Writes the tokenizer of a language model. If `begins` is true, every text begins with the start token."""
     config: dict[str, Any] = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
     if isinstance(tokenizer, SentencePieceTokenizer | SubwordTokenizer):
         is_ours = isinstance(tokenizer, SubwordTokenizer)
@@ -216,7 +216,7 @@ def _read(path: Path, read: Callable[[], Content]) -> Content:
         return read()
     except (KeyboardInterrupt, SystemExit, UserError):
         raise
-    # The library tokenizers raises Exception, and a panic of its Rust code is a BaseException.
+    # Errors of the library `tokenizers` have the class Exception, and a panic of its Rust code is a BaseException.
     except BaseException as error:
         raise UserError(f'{path} cannot be read as a tokenizer: {error}. {ADVICE}') from None
 
@@ -240,7 +240,7 @@ def _check_size(path: Path, tokens: int, rows: int) -> None:
 
 def _require(folder: Path, names: tuple[str, ...]) -> None:
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise UserError(f'{folder} has no {" and no ".join(missing)}. The tokenizer needs this file. {ADVICE}')
+        raise UserError(f'{folder} has no {" and no ".join(missing)}, which the tokenizer needs. {ADVICE}')
 
 
 def _tokenizer_config(folder: Path) -> _TokenizerConfig:

@@ -72,15 +72,15 @@ def reordered(order: Int[np.ndarray, ' n'], axis: int) -> Way:
 
 
 def rows(order: Int[np.ndarray, ' tokens']) -> Way:
-    """Returns the bijection of a table with a row for each token, such as a table of embeddings.
+    """Returns the bijection for a table with a row for each token, such as an embedding table.
 
-    `order` contains the id of each token in the other library. A token that is missing there has a row of 0. If two
-    tokens of this project have the same id in the other library, an export writes the row of the later token.
+    `order` contains the id of each token in the other library. A token without such an id has a row of 0. If two tokens
+    of this project have the same id in the other library, an export writes the row of the later token.
     """
     exists = order != NONE
 
     def ours(array):
-        table = array[order]  # NONE selects any row
+        table = array[order]  # NONE selects an arbitrary row
         table[~exists] = 0
         return table
 
@@ -129,13 +129,13 @@ def check_arrays(links: Sequence[Link], shapes: Mapping[str, Shape], theirs: Map
 
 
 def _their_shape(link: Link, shapes: Mapping[str, Shape]) -> Shape:
-    """Computes the shape of the other library's array of a link from `shapes`, the shapes of this project's arrays."""
+    """Computes the shape of the array `link.theirs` from `shapes`, the shapes of this project's arrays."""
     parts = [way.theirs(np.broadcast_to(np.False_, shapes[name])).shape for name, way in link.ours.items()]
     return (*parts[0][:-1], sum(part[-1] for part in parts))
 
 
 def to_ours(link: Link, theirs: Float[np.ndarray, '...']) -> dict[str, Float[np.ndarray, '...']]:
-    """Converts the other library's array of a link to this project's arrays. Call `check_arrays` before."""
+    """Converts `theirs`, the other library's array, to this project's arrays in `link`. Call `check_arrays` first."""
     parts = np.split(theirs, len(link.ours), axis=-1)
     return {name: np.ascontiguousarray(way.ours(part))
             for (name, way), part in zip(link.ours.items(), parts, strict=True)}

@@ -1,9 +1,9 @@
 """The Llama family: Llama (arXiv:2302.13971), Mistral (arXiv:2310.06825), Qwen2 (arXiv:2407.10671).
 
-These models use pre-norm with RMSNorm, SwiGLU, rotary positions and grouped queries. They rotate the elements j and j +
-d_k / 2 of a head as a pair. This project rotates the elements 2j and 2j + 1 (Su et al.). Therefore an import reorders
-the elements of queries and keys, without changing their values. Mistral also has a window. Qwen2 also has biases on
-queries, keys and values.
+These models use pre-norm with RMSNorm, SwiGLU, rotary positions and grouped-query attention. In each head, they rotate
+the elements j and j + d_k / 2 as a pair. This project rotates the elements 2j and 2j + 1 (Su et al.). Therefore an
+import reorders the elements of queries and keys, without changing their values. Mistral also has a sliding window.
+Qwen2 also has biases on queries, keys and values.
 """
 
 from collections.abc import Mapping
@@ -113,7 +113,7 @@ def options(config: Llama) -> dict[str, Any]:
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """Returns a message for each option of a model of this project that Llama, Mistral and Qwen2 do not support."""
+    """Returns a message for each option in `model` that Llama, Mistral and Qwen2 do not support."""
     required = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'rms_norm', 'position': 'rotary',
                 'feed_forward': 'gated', 'score': 'scaled_dot'}
     refused = [f'model.{name}={model[name]}: Llama supports only {value}' for name, value in required.items()
@@ -178,7 +178,7 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array has the frequencies of the rotary positions, which can be derived from the config."""
+    """Returns whether an array contains the rotary frequencies, which can be derived from the config."""
     return name.endswith('rotary_emb.inv_freq')
 
 

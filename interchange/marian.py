@@ -1,9 +1,9 @@
 """MarianMT, the encoder-decoder of the opus-mt models (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
 
-MarianMT is the paper's post-norm Transformer with biases. In a position vector of MarianMT, all sines come before all
-cosines. This project alternates sines and cosines. Therefore an import reorders the d_model elements of the embeddings
-and of all layers, without changing their values. The published models start decoding with the padding token. Therefore
-the start token of this project gets the embedding of Marian's padding token.
+MarianMT is the post-norm Transformer of Vaswani et al. 2017 with biases. In a position vector of MarianMT, all sines
+come before all cosines. This project alternates sines and cosines. Therefore an import reorders the d_model elements of
+the embeddings and of all layers, without changing their values. The published models start decoding with the padding
+token. Therefore the start token of this project gets the embedding of Marian's padding token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """Returns a message for each option of a model of this project that Marian does not support."""
+    """Returns a message for each option in `model` that Marian does not support."""
     required = {'kind': 'transformer', 'norm': 'post', 'norm_function': 'layer_norm', 'position': 'sinusoidal',
                 'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
     refused = [f'model.{name}={model[name]}: Marian supports only {value}' for name, value in required.items()
@@ -116,7 +116,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def generation(orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> dict[str, Any]:
-    """Returns the content of generation_config.json. It excludes the special tokens from all outputs."""
+    """Returns the field of generation_config.json that excludes the special tokens from all outputs."""
     excluded = {int(orders['target'][token]) for token in (PAD, BOS, UNK)} - {-1}
     return {'bad_words_ids': [[token] for token in sorted(excluded)]}
 

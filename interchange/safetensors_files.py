@@ -1,7 +1,7 @@
 """Reads and writes arrays in safetensors files. The content of a file is checked before it is used.
 
-The format has no checksums. Files of this project contain a checksum of each array in their metadata. The checksum is
-verified when the array is read.
+The format has no checksums. Files that this project writes have a checksum of each array in their metadata. The
+checksum is verified when the array is read.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ class ArrayFile:
         self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         self._checksums = self.entry(CHECKSUMS, dict[str, Count], {})
         if self._checksums and self._checksums.keys() != self.shapes.keys():
-            raise UserError(f'{path}: the checksums in the metadata ({CHECKSUMS}) do not have the names of the arrays. '
-                            f'{ADVICE}')
+            raise UserError(f'{path}: the checksums in the metadata ({CHECKSUMS}) belong to other names than the '
+                            f'arrays. {ADVICE}')
 
     def entry(self, name: str, schema: Any, default: Any) -> Any:
         """Returns an entry of the metadata, decoded from JSON. Returns the default if the entry is missing.
@@ -91,7 +91,7 @@ def open_arrays(path: Path) -> Iterator[ArrayFile]:
     """
     library = _library()
     try:
-        if path.exists() and not path.is_file():  # opening a pipe might never end
+        if path.exists() and not path.is_file():  # opening a pipe might block forever
             raise OSError('it is a folder, a pipe or a device, not a file')
         with library.safe_open(path, 'np') as file:
             yield ArrayFile(path, file)

@@ -30,7 +30,7 @@ LEAST_POSITIONS = 1024  # the smallest number of rows of a table of sinusoids; C
 
 
 def refusals(config: ConfigDict) -> list[str]:
-    """Returns a message for each option of a model that CTranslate2 does not support, or an empty list."""
+    """Returns a message for each option in `config` that CTranslate2 does not support."""
     model = config.model
     if model.kind not in ('transformer', 'language_model'):
         return [f'model.kind={model.kind}: CTranslate2 supports only transformer and language_model']

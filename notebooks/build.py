@@ -1,4 +1,4 @@
-"""Builds the notebooks: NAME.py (jupytext's percent format), executed, becomes NAME.ipynb with its outputs.
+"""Builds the notebooks: executes NAME.py (jupytext's percent format), and writes NAME.ipynb with the outputs.
 
     make notebooks [RUN=runs/demo] [RNN_RUN=runs/rnnsearch_demo] [SWEEP=sweeps/scores]
     python -m notebooks.build [NAME ...]

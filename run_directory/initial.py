@@ -97,9 +97,9 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
         if name in initial and initial[name].rows.ndim:
             partial.append(f'{name} ({initial[name].rows.sum():,} of {initial[name].rows.size:,})')
     if mismatched or not initial:
-        raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run has different sizes: '
-                        f'{"; ".join(mismatched[:MAX_NAMES]) or "no parameter has the same name"}. Use the model '
-                        f'options of that run: --config=configs/fine_tune.py:{path}')
+        raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run does not fit this '
+                        f'model: {"; ".join(mismatched[:MAX_NAMES]) or "no parameter has the same name"}. Use the '
+                        f'model options of that run: --config=configs/fine_tune.py:{path}')
     log.info('initialised %d of %d arrays (%s parameters) from %s, step %s', len(initial), len(initial) + len(random),
              f'{sum(map(_count, initial.values())):,}', path, ', '.join(map(str, steps)))
     for names, meaning in ((partial, 'initialised only in the rows that both runs have'),

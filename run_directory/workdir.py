@@ -208,8 +208,8 @@ class RunDirectory:
         hosts = exchange(f'reading {self.path}', None if visible else socket.gethostname())
         if blind := [f'process {number} on {host}' for number, host in enumerate(hosts) if host]:
             self.close()
-            raise UserError(f'--workdir={self.path}: {", ".join(blind)} cannot see the file {OWNER} that process 0 has '
-                            'written. Use a directory on a file system that all processes share')
+            raise UserError(f'--workdir={self.path}: {", ".join(blind)} cannot see the file {self.path / OWNER}, '
+                            'which process 0 has written. Use a directory on a file system that all processes share')
 
     def check_lease(self) -> None:
         """Raises UserError if another training has taken over the directory.

@@ -27,7 +27,7 @@ def full_disk(error: BaseException | None) -> str | None:
     """Returns the operating system's message if the cause of `error` is a full disk, a quota or a file size limit.
 
     Returns None for other errors. Libraries wrap the system's error in their own errors. TensorStore keeps only the
-    text of the system's error, so the texts of all errors are searched, too.
+    text of the system's error, so this function also searches the texts of all errors in the chain.
     """
     while error is not None:
         for number in FULL_DISK:

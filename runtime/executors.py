@@ -37,7 +37,7 @@ log = logging.getLogger('allyouneed.sweep')
 class Job:
     """The commands of one run of a sweep. Calling the job runs the commands one after the other, until a command fails.
 
-    A full disk does not count as a failure, because it says nothing about the run. The next sweep resumes the run.
+    A full disk does not count as a failure, because the run did not cause the error. The next sweep resumes the run.
 
     A job may be sent to another machine, so the object contains all data that the commands need.
 
@@ -84,7 +84,7 @@ class Job:
         return 0
 
     def _is_disk_full(self, begin: int) -> bool:
-        """Returns whether the end of the log, from byte `begin` on, reports a full disk, or the log's disk is full.
+        """Returns whether the log's disk is full, or the last lines of the log, after byte `begin`, report a full disk.
 
         If the log is on the full disk, it may lack the message.
         """
@@ -105,7 +105,7 @@ class Job:
             self.process.kill()
 
     def checkpoint(self, *arguments: Any) -> DelayedSubmission:
-        """Stops the run and queues the job again. submitit calls this before a time limit or a preemption."""
+        """Stops the run and queues the job again. submitit calls this method before a time limit or a preemption."""
         self.stop()
         if self.process is not None:
             # process.wait() cannot be used here, because the signal has interrupted a call of process.wait().

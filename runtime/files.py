@@ -58,8 +58,8 @@ def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
     """Opens a UTF-8 text file for writing, and replaces the old file only when the new file is complete.
 
     Until the new file is complete, its name is the name of `path` followed by `ending`. After a failure, the old file
-    remains. The incomplete new file is then removed, unless `ending` is PARTIAL. If `path` is a symbolic link, the file
-    that it names is replaced. Devices and pipes are written directly.
+    remains. The incomplete new file is then removed, unless `ending` is PARTIAL. If `path` is a symbolic link, the
+    target of the link is replaced. Devices and pipes are written directly.
 
     Raises:
       UserError: if the file cannot be written.
@@ -127,7 +127,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Returns whether a path exists. Unlike Path.exists, raises OSError if the path is impossible or not accessible."""
+    """Returns whether a path exists. Unlike Path.exists, raises OSError if the path is invalid or not accessible."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -164,7 +164,7 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
     paths = []
     for name in names.split(','):
         if not name.strip():
-            raise UserError(f'config.data.splits: {names!r} has an empty name beside a comma. Remove the comma')
+            raise UserError(f'config.data.splits: {names!r} has an empty name. Remove the extra comma')
         if glob.has_magic(name):
             paths += sorted({Path(str(path).removesuffix(suffix)) for suffix in suffixes
                              for path in map(Path, glob.glob(f'{glob.escape(str(folder))}/{name}{suffix}'))

@@ -38,7 +38,7 @@ def written_folder(folder: Path, advice: str = 'Free some space, then run the sa
         temporary = _create(folder, afterwards)
         try:
             yield temporary
-            for path in temporary.rglob('*'):  # a power cut after the rename must not leave empty files
+            for path in temporary.rglob('*'):  # a power failure after the rename must not leave empty files
                 if path.is_file():
                     with open(path, 'rb') as file:
                         os.fsync(file.fileno())
@@ -60,7 +60,7 @@ def _create(folder: Path, afterwards: contextlib.ExitStack) -> Path:
         try:
             afterwards.enter_context(locked(place / 'lock'))
         except (FileNotFoundError, BlockingIOError):
-            continue  # another process removed the folder before it was locked, because it seemed abandoned: try again
+            continue  # before the lock, another process removed the folder, which seemed abandoned: try again
         except OSError:
             pass  # a file system without locks: no process removes folders there
         break

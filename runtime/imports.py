@@ -1,4 +1,4 @@
-"""Imports of libraries without the large libraries that they do not need."""
+"""Imports libraries without their large optional dependencies."""
 
 import contextlib
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without(module: str) -> Iterator[None]:
-    """Makes an import of `module` raise ImportError in the body. Has no effect if it has already been imported."""
+    """Makes an import of `module` raise ImportError in the body. Has no effect if `module` is already imported."""
     if module in sys.modules:
         yield
         return

@@ -60,7 +60,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_a_step(self) -> Iterator[None]:
-        """Runs the body, which makes train steps. Until the body ends, signals are only recorded."""
+        """Runs the body, which runs train steps. Until the body ends, signals are only recorded."""
         self._later = True
         try:
             yield
@@ -69,12 +69,12 @@ class StopSignals:
 
     @contextlib.contextmanager
     def nothing_to_lose(self, done: str) -> Iterator[Callable[[], None]]:
-        """Runs the body. A signal stops the body at once, because the next start of the run repeats this work.
+        """Runs the body, which a signal may stop at once, because the next start of the run repeats the body's work.
 
-        An example is an evaluation of a saved step. This context manager is used inside `at_a_step`. Yields a function,
-        which the body must call before each batch. A single process stops at once. With several processes, if one
-        process receives a signal, all processes stop one batch later, in the yielded function. `done` describes the
-        work and the saved step, for the log.
+        For example, the body evaluates a saved step. This context manager is used inside `at_a_step`. Yields a
+        function, which the body must call before each batch. A signal stops a single process at once. With several
+        processes, if one process receives a signal, all processes stop one batch later, in the yielded function. `done`
+        describes the work and the saved step, for the log.
         """
         if jax.process_count() > 1:
             greatest = Greatest()

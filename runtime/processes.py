@@ -33,10 +33,10 @@ from runtime.rendezvous import Missing, meet
 HEARTBEAT = 60  # seconds without a heartbeat after which a process counts as lost
 SHUTDOWN = 20  # seconds that the shutdown of a process may take after an error
 RESUME = 'All checkpoints are safe. Run the same command again in all processes to resume from the newest checkpoint'
-# XLA's messages contain one of these words if a connection breaks: to another process, by Gloo on CPUs or NCCL on GPUs,
-# or to JAX's coordinator.
+# XLA's messages contain one of these words if a connection to another process (Gloo on CPUs, NCCL on GPUs) or to JAX's
+# coordinator breaks.
 LOST = re.compile('gloo|nccl|connection|socket|peer|heartbeat|unavailable|deadline_exceeded|barrier', re.IGNORECASE)
-READING = re.compile('[A-Z_]+: (gloo|nccl)', re.IGNORECASE)  # a ValueError, raised when a result is read
+READING = re.compile('[A-Z_]+: (gloo|nccl)', re.IGNORECASE)  # message of a ValueError when a result is read
 
 log = logging.getLogger('allyouneed.train')
 

@@ -114,7 +114,7 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
         while verdict is None:
             missing = set(range(ticket['count'])) - arrived.keys()
             if not missing:
-                # A process may have ended meanwhile. Then its successor is missing.
+                # A process may have ended after it arrived. Then its id is missing again.
                 ended = [number for number, (_, connection) in arrived.items() if _is_gone(connection)]
                 for number in ended:
                     del arrived[number]
@@ -125,7 +125,7 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
             else:
                 waiting.log(missing)
                 ready, _, _ = select.select(watched, [], [], 0.2)
-                if len(watched) > 1 and watched[1] in ready:  # this process itself sends nothing here
+                if len(watched) > 1 and watched[1] in ready:  # another process 0 has answered
                     verdict = _parsed(watched.pop().makefile('rb').readline(100_000)) or None
                 elif listener in ready:
                     verdict = _take(leave(listener.accept()[0]), ticket, arrived)

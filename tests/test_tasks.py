@@ -72,7 +72,7 @@ def test_texts_of_several_lines_are_scored_and_continued(language_run):
     assert said.count('not in the vocabulary') == 1
     total = (first['log_prob'] + second['log_prob']) / -np.log(2) / 39
     assert f'39 bytes, 39 characters and 41 tokens (including end tokens): {total:.4f} bits per byte' in said
-    assert 'the decoded tokens of 1 of 2 documents differ from the text' in said
+    assert 'in 1 of 2 documents, the decoded tokens differ from the text' in said
     done = script('decode.py', f'--workdir={language_run}', '--input=-', '--documents=file', '--score',
                   '--format=jsonl', stdin=text)
     line = json.loads(done.stdout)

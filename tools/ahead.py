@@ -63,7 +63,7 @@ class Figures:
       flops: floating-point operations of the matrix products, including every iteration of a loop and the operations
         that rematerialisation repeats.
       traffic: bytes that move between the device's memory and its cores (see `tools.program`).
-      operands: bytes of all operands and results, including operands and results that stay in the cores' own memory.
+      operands: `traffic`, plus the bytes of operands and results that stay in the cores' own memory.
       arguments: bytes of the state and the batch.
       temporaries: the largest number of bytes of activations, gradients and buffers at a time.
       peak: the largest number of bytes of the device's memory in use.

@@ -24,11 +24,11 @@ from training.mesh import RULES
 MOMENTS = 30
 # Bytes of traffic per used parameter: the cast, the forward and backward read, and the gradient written and read.
 WEIGHTS = 10
-STREAM = 24    # vectors of d_model that a layer writes and reads per token, forward and backward
-INNER = 6      # vectors of d_ff that a layer writes and reads per token, forward and backward
-# Vectors of d_model and of d_ff per layer and token that stay in memory until the backward pass, without remat.
+STREAM = 24    # vectors of width d_model that a layer writes and reads per token, forward and backward
+INNER = 6      # vectors of width d_ff that a layer writes and reads per token, forward and backward
+# Vectors of width d_model and d_ff that a layer keeps per token until the backward pass, without remat.
 KEPT_STREAM, KEPT_INNER = 20, 3
-KEPT_PRODUCTS = 7  # vectors of d_model that remat_keep=products keeps, in addition to one vector of d_ff
+KEPT_PRODUCTS = 7  # vectors of width d_model that remat_keep=products keeps, in addition to one vector of width d_ff
 REMAT = (False, 'nothing'), (True, 'products'), (True, 'nothing')  # values of (model.remat, model.remat_keep)
 PARTS = 1, 2, 4, 8, 16, 32  # values of train.accumulate
 

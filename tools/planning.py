@@ -162,9 +162,9 @@ def too_large(plan: Plan, needed: float, available: float | None = None) -> User
 
 
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
-    """Computes the plan of every candidate of a search with a formula, and returns the plans.
+    """Returns a plan for every candidate of a search, with costs by formula.
 
-    The plans that fit into memory are before the remaining plans. In both groups, faster plans are first.
+    Plans that fit into memory come before plans that do not fit. In both groups, faster plans come first.
     """
     recipes, plans = {}, []
     for candidate in candidates(topology, config):
@@ -200,8 +200,8 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
     plans = ranked(config, topology, length)
     if not plans:
         rows = Recipe(config, length).rows
-        raise UserError(f'{topology}: a batch has {rows} rows, and no possible mesh divides {rows} rows into '
-                        f'equal shares. Use a batch of {topology.devices} rows, for example, or fewer devices')
+        raise UserError(f'{topology}: no possible mesh divides the {rows} rows of a batch into equal '
+                        f'shares. Use a batch of {topology.devices} rows, for example, or fewer devices')
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         smallest = min(plans, key=lambda plan: plan.train.peak)

@@ -3,8 +3,9 @@
 XLA's own figure, `cost_analysis()['bytes accessed']`, is neither an upper nor a lower bound. XLA counts the body of a
 loop only once, for any number of iterations. On TPUs, XLA also counts operands that stay in the core's own memory
 (VMEM). This module counts the body of a loop once per iteration if the number of iterations is known. It does not count
-operands in VMEM: the layout of an array contains its memory space. The result is an upper limit, because an operand
-counts completely even if a fusion reads only a part of it. Only slices and gathers count the part that they read.
+operands in VMEM, which it recognises by the memory space in the layout of an array. The result is an upper limit: all
+bytes of an operand count, even if a fusion reads only some of them. For slices and gathers, only the bytes that they
+read count.
 """
 
 import collections

@@ -2,6 +2,7 @@
 
 The batch of a step depends only on the config, so all runs of a config train on the same batch in this step. With
 --workdir=RUN instead of --config, the script uses the config and the tokenizers of the run.
+
 The script prints one line for each row of the batch. For text, a line contains the texts of the tokens: a sentence pair
 (source TAB target) or a window. For images and series, a line contains the target, and the mean and the standard
 deviation of the inputs. The shapes are logged to stderr.

@@ -139,7 +139,8 @@ class Compiled:
           UserError: for mode=pmap, which compiles only for devices of this process.
         """
         if self._pmap:
-            raise UserError('config.parallel.mode=pmap compiles only for devices of this machine. Use jit')
+            raise UserError('config.parallel.mode=pmap: programs can be compiled only for the devices of this machine. '
+                            'Use jit')
         return self._train.lower(self.shapes, self._filled(batch), self.objective)
 
     def gathered_shapes(self) -> Params:

@@ -88,8 +88,8 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
 
     fitted = jax.tree.map(fitting, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata))
     if moved:
-        log.info('the mesh does not divide these axes, so another axis is sharded, or the array is replicated: %s',
-                 ', '.join(sorted(moved)))
+        log.info('the mesh does not divide these axes: %s. For each array, another axis is sharded, or the array is '
+                 'replicated', ', '.join(sorted(moved)))
     return fitted
 
 

@@ -96,8 +96,8 @@ class MetricsWriter:
             self._events.close()
 
     def _no_room(self, _, reason: str) -> str:
-        return (f'{self._path} or the folder tensorboard beside it cannot be written: {reason}. The checkpoints are '
-                'still valid. Free space, then run the same command again')
+        return (f'{self._path} or the folder tensorboard next to this file cannot be written: {reason}. The '
+                'checkpoints are still valid. Free space, then run the same command again')
 
 
 class Writers:

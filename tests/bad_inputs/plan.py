@@ -33,7 +33,7 @@ QUICK = [
     Case(TPU + '--config.train.teacher={here}', 'config.train.teacher={here}'),
     Case(GPU + '--config.train.accumulate=7 --json', '', status=0),
     Case('--config={root}/configs/demo.py --topology=h100:4096 --search --nodecode',
-         'no possible mesh divides 16 rows into equal shares'),
+         'no possible mesh divides the 16 rows of a batch into equal shares'),
     Case(TPU + 'more', "unexpected argument 'more'"),
 ]
 SLOW = []

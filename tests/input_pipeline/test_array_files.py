@@ -56,8 +56,9 @@ def test_the_recipe_of_fashion_mnist_reads_idx_files(idx):
 
 
 @pytest.mark.parametrize('damage, message', [
-    (lambda whole: whole[:-1], r'train-images-idx3-ubyte is truncated or damaged: its header announces 12 x 5 x 4, '
-                               r'so the file must have 256 bytes, but it has 255\. Download the file again'),
+    (lambda whole: whole[:-1],
+     r'train-images-idx3-ubyte is truncated or damaged: according to its header, the shape is 12 x 5 x 4, so the file '
+     r'must have 256 bytes, but it has 255\. Download the file again'),
     (lambda whole: whole + b'x', 'is truncated or damaged: .* must have 256 bytes, but it has 257'),
     (lambda whole: b'', 'not an IDX file of unsigned bytes with 3 axes: it begins with nothing instead of 00000803'),
     (lambda whole: b'\0\0\x0d\3' + whole[4:], 'it begins with 00000d03 instead of 00000803'),

@@ -67,7 +67,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,1,1,1', 'a,,1,1,1'], r"train\.csv:3: time is '', not a number"),
     ([HEADER, 'a,0,1,1,1', 'a,nan,1,1,1'], r"train\.csv:3: time is 'nan', not a number"),
     ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target is '0', but it is '1' at line 2\. All rows of a series"),
-    ([HEADER, 'a,0,"1,5",1,1'], r"train\.csv:2: x is '1,5', not a number\. Write 1234\.5: a point for decimals"),
+    ([HEADER, 'a,0,"1,5",1,1'], r"train\.csv:2: x is '1,5', not a number\. Write 1234\.5: with a decimal point"),
     (['series,date,x,target', 'a,2024-01-31,1,0'], r"train\.csv:2: date is '2024-01-31', not a number.*name it time"),
     (['series,x,target', 'a,1,', 'b,2,'], r"train\.csv:2: target is '', not a number\. Each series needs a target"),
     (['series;x;target', 'a;1;0'], r"train\.csv:1: the columns are separated by ';'\. Separate them by commas"),
@@ -164,7 +164,7 @@ def test_missing_values_get_the_mean_of_the_channel(tmp_path, kind, caplog):
     arguments = data.form.arguments(data.inputs('train'))
     np.testing.assert_array_equal(arguments['visible'], [[True, False, True], [True, True, False]])
     np.testing.assert_array_equal(arguments['inputs'] == 0, np.isnan(data.inputs('train')))
-    assert '1 of 8 values are missing. They get the mean of the channel' in caplog.text
+    assert '1 of 8 values are missing. They are replaced by the mean of the channel' in caplog.text
     assert data.form.missing and data.form.low == (1, 1) and data.form.high == (7, 8)
 
 

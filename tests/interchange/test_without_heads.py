@@ -60,5 +60,5 @@ def test_heads_that_cannot_be_removed_are_refused(options, removed, message):
 
 
 def test_recurrent_models_have_no_heads_to_remove():
-    with pytest.raises(UserError, match='heads can be removed from one run with model.kind=transformer'):
+    with pytest.raises(UserError, match='heads can be removed only from a single run with model.kind=transformer'):
         pruned_model(random_run('rnnsearch')._trained, [])

@@ -117,7 +117,8 @@ def test_run_directories_that_are_not_shared_are_an_error(cache, tmp_path):
     with Job(2, both, tmp_path / 'logs') as job:
         assert job.end() == [2, 2]
         for number in (0, 1):
-            assert re.search(r'--workdir=\S+: process 1 on \S+ cannot see the file owner that process 0 has written',
+            assert re.search(r'--workdir=\S+: process 1 on \S+ cannot see the file \S+/owner, which process 0 has '
+                             'written',
                              job.said(number)), job.said(number)
 
 

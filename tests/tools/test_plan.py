@@ -62,7 +62,7 @@ def test_a_plan_by_formula_is_printed():
     (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000'],
      '--topology=h100:8 --slices=1000000: 8,000,000 devices are more than a plan supports. Use at most 1,000,000'),
     (['--config=configs/demo.py', '--topology=a100:4096', '--search'],
-     'a100:4096: a batch has 16 rows, and no possible mesh divides 16 rows into equal shares. Use a batch of 4096 '
+     'a100:4096: no possible mesh divides the 16 rows of a batch into equal shares. Use a batch of 4096 '
      'rows, for example, or fewer devices'),
 ])
 @pytest.mark.slow

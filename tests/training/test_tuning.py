@@ -237,7 +237,7 @@ def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
             ({'train__init_from': tmp_path / 'none'}, 'none is not a run directory'),
             ({'train__init_from': f'{run[0]}:bset'}, "checkpoint='bset' does not exist"),
             ({'data__tokenizer__vocab_size': 290}, 'set config.train.init_vocabulary=False'),
-            ({'model__d_model': 4, 'model__d_ff': 6}, 'the model of that run has different sizes: '),
+            ({'model__d_model': 4, 'model__d_ff': 6}, 'the model of that run does not fit this model: '),
             ({'train__frozen': 'encoder', 'train__lora_rank': 2}, 'train.frozen'),
             ({'train__lora_alpha': 3.0}, 'train.lora_alpha=3.0: has no effect without train.lora_rank')):
         done = script(*tuned(tmp_path / 'run', run, data, cache, **changes))
