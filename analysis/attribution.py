@@ -311,7 +311,7 @@ def rollout(weights: Weights) -> Float[np.ndarray, 'prefix token']:
 def flow(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     """Returns attention flow: the maximum flow from an output to a token (Abnar and Zuidema 2020, arXiv:2005.00928).
 
-    The capacities of the edges are the attention weights and the residual connections of `rollout`.
+    As in `rollout`, the capacity of an edge is half of its attention weight, or 0.5 for a residual connection.
     """
     from scipy.sparse import csr_array  # imported here, because the import is slow
     from scipy.sparse.csgraph import maximum_flow

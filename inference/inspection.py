@@ -255,7 +255,7 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
 
 
 def _means(inspected: Sequence[Inspected], names: Sequence[str]) -> dict[str, Float[np.ndarray, '...']]:
-    """Returns the mean of the values at each place over all tokens of all texts."""
+    """Returns {place: mean value}. The mean is over all tokens of all texts."""
     means = {}
     for name in names:
         arrays = [values[name].values for values in inspected]

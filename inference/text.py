@@ -411,7 +411,8 @@ def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndar
       UserError: for an ensemble, because each run of an ensemble has its own weights.
     """
     if 'members_0' in collections.get('attention', {}):
-        raise UserError('an ensemble has no attention weights, because each run has its own weights. Open a single run')
+        raise UserError('each run of an ensemble has its own attention weights, so the ensemble has none. Open a '
+                        'single run')
     weights: dict[str, np.ndarray] = {}
     # In training with several processes, each process has only a part of the weights.
     for stack, layers in process_allgather(dict(collections.get('attention', {})), tiled=True).items():

@@ -62,7 +62,7 @@ def _warn(note: str) -> None:
 
 
 class Translator(SearchModel):
-    """A translator with any encoder-decoder.
+    """Translates with an encoder-decoder model of any kind.
 
     Attributes:
       max_length: the maximum number of tokens of a source, including the end token. A longer source is truncated, with

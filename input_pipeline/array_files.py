@@ -147,9 +147,9 @@ def read_idx_file(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
 def read_npz(path: Path, training: Path) -> Examples:
     """Reads arrays that numpy.savez has written.
 
-    The arrays are `inputs` [n, *space, channels] and `targets`: classes or their names [n], or values [n] or [n,
-    values]. An optional array `groups` [n] contains the group of each example. For example, a group is all examples of
-    one person. All examples of a group are in the same split.
+    The arrays are `inputs` [n, *space, channels] and `targets`. The targets are classes [n], names of classes [n], one
+    value for each example [n], or several values [n, values]. An optional array `groups` [n] contains the group of each
+    example. For example, a group is all examples of one person. All examples of a group are in the same split.
     """
     inputs, targets, groups = _arrays(path, ('inputs', 'targets'), ('groups',))
     if groups is not None and groups.shape != (len(inputs),):

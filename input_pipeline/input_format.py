@@ -198,7 +198,7 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
     """Returns series of different lengths as one array. Shorter series end with steps of NaN.
 
     Raises:
-      UserError: if a series has another number of channels, or is longer than `shape`.
+      UserError: if a series has not the number of channels in `shape`, or is longer than `shape`.
     """
     if not len(inputs):
         return np.empty((0, *shape))

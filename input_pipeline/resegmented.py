@@ -1,4 +1,4 @@
-"""Batches of sentence pairs with a new segmentation in every epoch, as a pure function of (store, settings, step).
+"""Batches of sentence pairs that are segmented anew in every epoch. A batch is a function of (store, settings, step).
 
 The segmentation of a whole epoch is drawn at once. The lengths of the segmented sentences determine the batches of the
 epoch. All epochs have the same number of batches and the same shapes. So step t is in epoch t // len(plan), and
@@ -28,9 +28,9 @@ class Resegmented(TokenStore):
         """Segments all rows.
 
         Args:
-          store: the rows in the segmentation of the tokenizer.
+          store: the rows, as the tokenizer segments them without dropout.
           dropouts: the segmenter of each side.
-          seed: the seed of the segmentation, together with the epoch.
+          seed: the seed of the run. Together with `epoch`, it determines the segmentation.
           epoch: the index of the epoch.
           longest: the maximum number of tokens of a side.
         """
@@ -60,7 +60,7 @@ class Resegmented(TokenStore):
 
 
 class ResegmentedPlan(BatchPlan):
-    """Batches of sentence pairs with a new segmentation in every epoch, one batch for every step from 0 on.
+    """One batch of sentence pairs for each step. The sentences are segmented anew in every epoch.
 
     Every epoch contains every sentence pair exactly once, in `len(plan)` batches. The pairs are ordered by length
     bucket, the longest first, and shuffled within each bucket. Then they are divided into batches. The last batch of a

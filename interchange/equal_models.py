@@ -1,6 +1,6 @@
 """Replaces options of a model by options that a foreign format supports. The outputs of the model are unchanged.
 
-Each function takes the options of a model and the arrays by name. It returns new options and new arrays.
+Each function takes the options of a model and its arrays, {name: array}. It returns new options and new arrays.
 """
 
 from collections.abc import Collection, Mapping

@@ -86,7 +86,7 @@ def _forward(factors, targets, weights, label_smoothing, absent, devices):
 def _backward(label_smoothing, absent, devices, gradients, cotangents):
     scale, grad_nll, _ = cotangents  # the accuracy is piecewise constant, so its gradient is 0
     if not isinstance(grad_nll, SymbolicZero):
-        raise NotImplementedError(f"cross_entropy of a Projection supports no gradient of 'nll', only of the loss. "
+        raise NotImplementedError(f"cross_entropy of a Projection supports the gradient of the loss, but not of 'nll'. "
                                   f'{WHOLE}')
     if isinstance(scale, SymbolicZero):
         scale = jnp.zeros((), jnp.float32)

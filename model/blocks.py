@@ -296,8 +296,8 @@ def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: i
 class SelfAttentionStack(nn.Module):
     """N blocks of self-attention over embedded vectors (section 3.1).
 
-    The stack is the encoder of the Transformer and of the vision Transformer. With a causal relation, the stack is a
-    decoder-only language model without the embeddings.
+    The stack is the encoder of the Transformer and of the vision Transformer. With a causal relation, it is the
+    decoder-only language model, except for the embeddings.
     """
     config: BlockConfig
     num_layers: int

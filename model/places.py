@@ -198,7 +198,7 @@ def loop_positions(length: int) -> Int[Array, '1 length'] | None:
 
 
 def looped(step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, tuple[Any, dict[str, Array]]]]:
-    """Converts `step`, which computes one position, into the body of a loop. The step may contain places.
+    """Converts `step`, which computes one position, into the body of a loop. Inside `step`, values may have places.
 
     `step(module, carry, *args) -> carry, outputs` becomes
     `body(module, carry, position, *args) -> carry, (outputs, captured)`. Stack `captured` along axis 1, and pass it to

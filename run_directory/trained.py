@@ -174,7 +174,7 @@ def vocabulary_from(config: ConfigDict) -> Path | None:
     required = flatten(read_config(path))
     for key, value in flatten(config).items():
         if key in VOCABULARY and value != required[key]:
-            raise UserError(f'config.{key}={value!r}: must be {required[key]!r}, as in the run of '
+            raise UserError(f'config.{key}={value!r}: must be {required[key]!r}, as in the run '
                             f'config.train.{option}={train[option]}. {why}')
     return path
 

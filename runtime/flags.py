@@ -36,7 +36,7 @@ def define_flags(declared: type) -> None:
 def flags_as(declared: type[Values], **values: Any) -> Values:
     """Returns an instance of the dataclass `declared`.
 
-    A field that has a flag gets the value of the flag. All other fields are in `values`.
+    A field that has a flag gets the value of the flag. Pass all other fields as keyword arguments (`values`).
     """
     return declared(**{field.name: flags.FLAGS[field.name].value for field in _flags_of(declared)}, **values)
 

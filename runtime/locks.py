@@ -42,7 +42,7 @@ def lock_directory(directory: Path, name: str, users: str, *, waiting: str = '',
     Args:
       directory: the directory.
       name: the name of the file.
-      users: a plural noun such as 'runs'. The warning says that no two runs may use the directory.
+      users: a plural noun for the warning, such as 'runs' in 'Make sure that no two runs use this directory'.
       waiting: the text of a log line. If it is not empty and another process holds the lock, this process logs the text
         and waits for the lock.
       inheritable: if True, commands that this process starts also hold the lock, until the last command ends.

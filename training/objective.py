@@ -205,8 +205,8 @@ def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply,
         (1 - weight) * measure + weight * CE(q),    CE(q) = -sum_c q_c log p_c
 
     p is the trained model's distribution of the next token. q is the teacher's distribution after the same tokens,
-    without dropout and with temperature 1. `measure` is the usual loss. `variant` makes an objective from the
-    whole loss: with a single pass, with R-Drop or with SimCut. The two passes of R-Drop and SimCut have the same q. The
+    without dropout and with temperature 1. `measure` is the usual loss. `variant` makes the objective of this
+    sum: `supervised`, R-Drop or SimCut. The two passes of R-Drop and SimCut have the same q. The
     metric 'teacher_divergence' is KL(q || p). An evaluation does not use the teacher.
     """
     def objective(teacher_params, apply, params, batch, key):

@@ -1,10 +1,10 @@
-"""The block of *Attention Is All You Need*, each change of Llama by itself, and all changes together; three seeds.
+"""Compares the block of *Attention Is All You Need* with each change that Llama makes to it, and with all changes.
 
     python sweep.py --config=configs/llama_tiny.py --sweep=configs/sweeps/llama_block.py --workdir=sweeps/llama_block
 
-All runs have the size and the number of steps of the recipe. The gated feed-forward sublayer has two thirds of the
-width of the plain sublayer, so that both have the same number of parameters. The runs with fewer heads of keys and
-values have fewer parameters. All other options have the values of the recipe.
+There are three seeds. All runs have the size and the number of steps of the recipe. The gated feed-forward sublayer has
+two thirds of the width of the plain sublayer, so that both have the same number of parameters. The runs with fewer
+heads of keys and values have fewer parameters. All other options have the values of the recipe.
 """
 
 from configs.sweeps import product, seeds
