@@ -99,8 +99,12 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('data.validation_share', bool(data.file), data.validation_share > 0,
              f'must be above 0, because the validation split is a part of data.file={data.file}'),
         Rule('data.file', bool(data.file), not data.dir, f'must not be combined with data.dir={data.dir}'),
+        *(Rule(name, is_used('data.file', values) and bool(data.file), values[name] == DEFAULTS[name],
+               f'has no effect with data.file={data.file}. Leave it at its default, {DEFAULTS[name]!r}, or use '
+               'data.dir')
+          for name in ('data.splits.train', 'data.splits.validation', 'data.splits.test')),
         Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),
-        Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents') and not data.file,
+        Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents'),
              'must be one name, because only folders and datasets of text can have several test sets'),
         Rule('data.splits.test', len(test_sets) > 1, '/' not in data.splits.test and
              len({*test_sets, '', 'train', 'validation'}) == len(test_sets) + 3,

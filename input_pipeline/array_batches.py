@@ -70,7 +70,8 @@ class ArrayPlan:
         if self._mixup:
             inputs, targets, weights = self._mixed(step, places, inputs, targets)
         if self._following:
-            inputs['following'] = targets.reshape(len(places), -1, self._inputs.shape[-1])
+            channels = self._inputs.shape[-1]
+            inputs['following'] = targets.reshape(len(places), targets.shape[1] // channels, channels)
 
         def filled(array, value=0):
             return np.pad(array, [(0, rows.stop - rows.start - len(places))] + [(0, 0)] * (array.ndim - 1),

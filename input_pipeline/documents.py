@@ -109,7 +109,8 @@ class FileDocuments(Documents):
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self.files(split)]
+        files = [[str(file.relative_to(self._folder) if file.is_relative_to(self._folder) else file), sha256(file)]
+                 for file in self.files(split)]  # the name of a split may be an absolute path outside of the folder
         return {'source': 'files', 'documents': self._kind, 'split': self._names[self.parts.origin(split)],
                 'files': files} | self.parts.fingerprint(split) | (
                     _marks(self.files(split)) if self._kind == 'file' else {})

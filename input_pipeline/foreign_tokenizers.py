@@ -24,7 +24,7 @@ import sentencepiece
 from jaxtyping import Int, UInt32
 from typing_extensions import override
 
-from input_pipeline.tokens import BOS, EOS, SPECIAL, UNK, Tokenizer
+from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer
 from runtime.errors import UserError
 
 NONE = -1  # in `order`: the original vocabulary does not have the token
@@ -50,7 +50,8 @@ class ForeignTokenizer(Tokenizer):
         twice = (BOS,) if special[BOS] is not None and special[BOS] == special[EOS] else ()
         self.absent = tuple(sorted({*twice, *(token for token in range(len(SPECIAL)) if first[token] == NONE)}))
         self._renumbered = np.full(size, UNK, np.uint32)
-        present = [token for token in range(len(self.order)) if self.order[token] != NONE and token not in twice]
+        # A text that contains the name of the padding token gets UNK. Padding is masked, so PAD would shift positions.
+        present = [token for token in range(len(self.order)) if self.order[token] != NONE and token not in (PAD, *twice)]
         self._renumbered[self.order[present]] = present
 
     def __len__(self) -> int:
@@ -62,8 +63,17 @@ class ForeignTokenizer(Tokenizer):
 
     @property
     @abc.abstractmethod
+    def _names(self) -> Mapping[int, str]:
+        """The original library's text for each original id."""
+
+    @functools.cached_property
     def vocabulary(self) -> list[str]:
         """The text of each token: SPECIAL for special tokens, and the text of the original library for other tokens."""
+        return [*SPECIAL, *(self.name_of(int(number)) for number in self.order[len(SPECIAL):])]
+
+    def name_of(self, number: int) -> str:
+        """Returns the original library's text for the token with the original id `number`."""
+        return self._names.get(number, f'<{number}>')
 
     @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
@@ -77,9 +87,6 @@ class ForeignTokenizer(Tokenizer):
     def _originals(self, tokens: Iterable[int | np.integer]) -> list[int]:
         """Returns the original ids of tokens. Omits PAD, BOS, EOS and tokens without an original id."""
         return [int(self.order[token]) for token in tokens if token >= UNK and self.order[token] != NONE]
-
-    def _named(self, names: Mapping[int, str]) -> list[str]:
-        return [*SPECIAL, *(names.get(int(number), f'<{number}>') for number in self.order[len(SPECIAL):])]
 
 
 class SentencePieceTokenizer(ForeignTokenizer):
@@ -114,10 +121,10 @@ class SentencePieceTokenizer(ForeignTokenizer):
 
     @functools.cached_property
     @override
-    def vocabulary(self) -> list[str]:
+    def _names(self) -> Mapping[int, str]:
         size = min(self._processor.get_piece_size(), self._settings['size'])
         numbers = self._numbers or {self._processor.id_to_piece(number): number for number in range(size)}
-        return self._named({number: piece for piece, number in numbers.items()})
+        return {number: piece for piece, number in numbers.items()}
 
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
@@ -151,18 +158,14 @@ class TokenizersTokenizer(ForeignTokenizer):
         """The content of the original tokenizer.json."""
         return self._settings['model']
 
-    def name_of(self, number: int) -> str:
-        """Returns the library's text for the token with the original id `number`."""
-        return self._tokenizer.id_to_token(number) or f'<{number}>'
-
     @override
     def original(self, text: str) -> Sequence[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property
     @override
-    def vocabulary(self) -> list[str]:
-        return self._named({number: piece for piece, number in self._tokenizer.get_vocab().items()})
+    def _names(self) -> Mapping[int, str]:
+        return {number: piece for piece, number in self._tokenizer.get_vocab().items()}
 
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:

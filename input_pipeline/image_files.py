@@ -1,7 +1,8 @@
 """Reads images from files, and classes from folders: CLASS/FILE.png."""
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,13 +63,18 @@ def read_images(paths: Sequence[Path], channels: int,
 
     Args:
       paths: the files.
-      channels: 1 or 3. With 3, a greyscale image is copied into three channels. With 1, a colour image is an error.
+      channels: the number of channels that the model reads, 1 or 3. With 3, a greyscale image is copied into three
+        channels. With 1, a colour image is an error.
       size: (height, width). Images are scaled without a change of the aspect ratio, and cropped at the edges. Without
         a size, all images must have the same size.
 
     Raises:
-      UserError: if an image cannot be read, or has another size or number of channels.
+      UserError: if `channels` is another number, if an image cannot be read, or if an image has another size or number
+        of channels.
     """
+    if channels not in (1, 3):
+        raise UserError(f'{paths[0]} is an image file and would be read with 1 or 3 channels, but the model reads '
+                        f'{channels} channels. Use an .npz file with an array inputs [n, height, width, {channels}]')
     array, alpha = np.empty((0, 0, 0, channels), np.uint8), 0
     for number, path in enumerate(paths):
         image = _opened(path)
@@ -102,18 +108,21 @@ def _opened(path: Path) -> Image.Image:
     Raises:
       UserError: if the file is not an image, or has more than 8 bits per channel.
     """
-    try:
+    with _reading(path):
         image = Image.open(path)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from None
     if image.mode.startswith(DEEP):
         raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert the image to 8 '
                         'bits, or write the images to an .npz file')
     return image
 
 
-def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f'{path} cannot be read as an image: {error}. Repair or remove the file')
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Runs the body, which reads the image `path` with Pillow. Converts all exceptions to a UserError."""
+    try:
+        yield
+    except Exception as error:  # Pillow raises many types of exceptions for damaged files, such as struct.error
+        raise UserError(f'{path} cannot be read as an image: {error}. Repair or remove the file') from None
 
 
 def _decoded(image: Image.Image, path: Path, mode: str) -> Image.Image:
@@ -122,8 +131,5 @@ def _decoded(image: Image.Image, path: Path, mode: str) -> Image.Image:
     Raises:
       UserError: if the file is damaged.
     """
-    try:
-        with image:
-            return ImageOps.exif_transpose(image).convert(mode)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from None
+    with _reading(path), image:
+        return ImageOps.exif_transpose(image).convert(mode)

@@ -100,16 +100,17 @@ def recorded(array: Num[np.ndarray, '*batch channels']) -> Num[np.ndarray, '*bat
     Fingerprints and the choice of held-out examples depend on these bytes. Unsigned bytes are unchanged. Other numbers
     become float32, as in all earlier versions, so that earlier runs can be resumed. If float32 would round the numbers
     of a channel by more than ROUNDING of the channel's range, all numbers become float64, because different examples
-    could be equal in float32.
+    could be equal in float32. Missing values remain NaN.
     """
     if array.dtype == np.uint8:
         return array
     if not np.can_cast(array.dtype, np.float32):
         numbers = array.reshape(-1, array.shape[-1])
         pieces = (numbers[begin:begin + PIECE] for begin in range(0, len(numbers), PIECE))
-        error = np.max([np.abs(np.subtract(piece, piece.astype(np.float32), dtype=np.float64)).max(axis=0)
-                        for piece in pieces], axis=0)
-        spread = numbers.max(axis=0).astype(np.float64) - numbers.min(axis=0)
+        # Missing values are NaN. fmin and fmax ignore NaN.
+        error = np.fmax.reduce([np.fmax.reduce(np.abs(np.subtract(piece, piece.astype(np.float32), dtype=np.float64)))
+                                for piece in pieces])
+        spread = np.fmax.reduce(numbers).astype(np.float64) - np.fmin.reduce(numbers)
         if (error > ROUNDING * spread)[spread > 0].any():
             return array.astype(np.float64)
     return array.astype(np.float32)

@@ -238,8 +238,8 @@ def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, st
     """Returns the names of the columns, and an iterator of (line number, {column: cell}) over the rows.
 
     Raises:
-      UserError: if the header is missing, has duplicate or empty names, or has no commas. Also if a row has more or
-        fewer cells than the header.
+      UserError: if the header is missing or has no commas, or if a name is empty, a duplicate, or not one line of text.
+        Also if a row has more or fewer cells than the header.
     """
     rows = _rows(path)
     line, header = next(rows, (0, []))
@@ -253,6 +253,9 @@ def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, st
                             'it. Write tables of pandas with to_csv(index=False)')
         if count > 1:
             raise UserError(f'{path}:{line}: column {name!r} appears {count} times. Column names must be unique')
+        if not is_name(name):
+            raise UserError(f'{path}:{line}: column {name!r} has a control character or a line end in its name. Rename '
+                            'the column')
 
     def cells() -> Iterator[tuple[int, dict[str, str]]]:
         for line, row in rows:
@@ -264,10 +267,20 @@ def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, st
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and cells of each row that is not empty."""
-    table = csv.reader(read_lines(path))
+    """Yields line number and cells of each row.
+
+    Blank lines are ignored. But in a table with one column, a blank line between two rows is a row with an empty cell.
+    """
+    table, columns, blank = csv.reader(read_lines(path)), 0, []
     try:
-        yield from ((table.line_num, [cell.strip() for cell in row]) for row in table if row)
+        for row in table:
+            if not row:
+                blank.append(table.line_num)
+                continue
+            if columns == 1:
+                yield from ((line, ['']) for line in blank)
+            yield table.line_num, [cell.strip() for cell in row]
+            columns, blank = columns or len(row), []
     except csv.Error as error:
         raise UserError(f'{path}:{table.line_num}: {error}') from None
 

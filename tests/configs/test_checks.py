@@ -182,6 +182,9 @@ def test_unusual_value_is_possible(values):
     ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "model.norm='pre': has no effect with model.kind=rnnsearch"),
     ({'data.dir': 'x'}, "config.data.dir='x': has no effect with data.source=builtin. Leave it at its default, ''"),
     ({'data.splits.test': 'x'}, "data.splits.test='x': has no effect with data.source=builtin."),
+    *((LANGUAGE | {'data.source': 'files', 'data.file': 'x.txt', f'data.splits.{split}': name},
+       f"data.splits.{split}={name!r}: has no effect with data.file=x.txt. Leave it at its default, {split!r}, or use "
+       'data.dir') for split, name in (('train', 'x'), ('validation', 'dev'), ('test', 'x'), ('test', 'a,b'))),
     (LANGUAGE | {'data.seed': 1}, 'config.data.seed=1: has no effect with task=language_model'),
     ({'optimizer.peak': 0.5}, 'config.optimizer.peak=0.5: has no effect with optimizer.schedule=paper'),
     (LANGUAGE | {'data.tokenizer.joint': False}, 'data.tokenizer.joint=False: has no effect with task=language_model'),

@@ -132,6 +132,17 @@ def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
     assert read(dir='~', validation_share=0.0) == read(file='~/train.txt', validation_share=0.0) == ['text']
 
 
+def test_a_split_may_be_outside_of_the_folder(tmp_path):
+    (tmp_path / 'data').mkdir()
+    for name in 'data/train.txt', 'outside.txt':
+        (tmp_path / name).write_text('text')
+    for name, file in (('train', 'train.txt'), ('../outside', '../outside.txt'),
+                       (f'{tmp_path}/outside', f'{tmp_path}/outside.txt')):
+        documents = opened(dir=tmp_path / 'data', splits={split: name for split in SPLITS})
+        assert list(documents.documents('train')) == ['text']
+        assert documents.fingerprint('train')['files'][0][0] == file
+
+
 @pytest.mark.parametrize('options, message', [
     ({'dir': '/no/where'}, r"config\.data\.dir='/no/where' is not a folder\. Set it to the folder of"),
     ({'file': '/no/where'}, r"config\.data\.file='/no/where' does not exist, or is not a file"),

@@ -7,6 +7,7 @@ import pytest
 
 from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.array_files import read_inputs
+from input_pipeline.batches import Part
 from input_pipeline.data import SeriesData
 from input_pipeline.forecasting import SeriesWindows, co2, open_series
 from runtime.errors import UserError
@@ -63,6 +64,14 @@ def test_batches_contain_the_targets_for_teacher_forcing():
     np.testing.assert_allclose(np.diff(batch['inputs']['inputs'][0, :, 0]), step, rtol=1e-4)
 
 
+def test_a_part_of_a_batch_without_examples_has_the_targets_for_teacher_forcing_too():
+    plan = ArrayPlan(windows(), 'validation', rows=8, seed=None, following=True)  # 3 examples
+    whole, parts = plan.batch(0), [plan.batch(0, Part(first, first + 1, 2)) for first in range(2)]
+    assert not parts[1]['weights'].any()
+    for name in 'inputs', 'following':
+        np.testing.assert_array_equal(np.concatenate([part['inputs'][name] for part in parts]), whole['inputs'][name])
+
+
 def test_a_table_may_have_several_series_and_channels(tmp_path):
     rows = [f'{name},{time},{time + shift},{-time}' for name, shift, steps in (('a', 0, 40), ('b', 100, 50))
             for time in reversed(range(steps))]
@@ -70,6 +79,11 @@ def test_a_table_may_have_several_series_and_channels(tmp_path):
     assert data.form.channels == ('up', 'down') and data.form.targets == ('up+1', 'down+1', 'up+2', 'down+2')
     assert data.inputs('test').shape == (3 + 4, 6, 2)
     np.testing.assert_array_equal(data.targets('test')[[0, 3]], [[36, -36, 37, -37], [145, -45, 146, -46]])
+
+
+def test_blank_lines_before_and_after_a_table_with_one_column_are_ignored(tmp_path):
+    data = open_table(tmp_path, '\n\nx\n' + ''.join(f'{n}\n' for n in range(40)) + '\n\n')
+    assert data.targets('test')[-1].tolist() == [38, 39]
 
 
 def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
@@ -92,6 +106,7 @@ def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
     ('x\n' + '1\n' * 40, {'validation_share': 0.0}, '0 are for validation'),
     ('x\n' + '1\n' * 40, {'validation_share': 0.6}, 'of which 0 are for training'),
     ('x\n1\n\n,\n', {}, r'series.csv:4: the line has 2 columns, but the header has 1'),
+    ('x\n1\n2\n\n\n4\n', {}, r"series.csv:4: x is '', not a number. Forecasting needs every value: fill the gaps"),
     ('time,x\n1,1\n2,nan\n', {}, r"csv:3: x is 'nan', not a number. Forecasting needs every value: fill the gaps"),
     ('time,x\n1,1\n2,\n', {}, r"series.csv:3: x is '', not a number. Forecasting needs every value"),
     ('time,x\n1,1\n1,2\n', {}, r"series.csv:3: time '1' of series '' is also at line 2"),

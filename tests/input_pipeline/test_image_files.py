@@ -22,6 +22,9 @@ from tests.input_pipeline.helpers import (
 )
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)
+EXIF = Image.Exif()
+EXIF[0x112], EXIF[0x10e] = 6, 'text'  # the orientation, and a description
+DAMAGED_EXIF = EXIF.tobytes().replace(b'\x01\x0e', b'\x01\x20')  # the text becomes the value of a tag for numbers
 
 
 def test_class_folders_without_folders_of_splits_are_divided(tmp_path):
@@ -65,6 +68,7 @@ def test_images_are_scaled_and_cropped_to_squares(tmp_path):
     (lambda path: path.write_bytes(b'no image'), r'test/a/x\.png cannot be read as an image'),
     (lambda path: path.write_bytes(path.read_bytes()[:60]), r'test/a/x\.png cannot be read as an image'),
     (lambda path: path.write_bytes(b''), r'test/a/x\.png cannot be read as an image: .*Repair or remove the file'),
+    (lambda path: save_image(path, COLOUR, exif=DAMAGED_EXIF), r'test/a/x\.png cannot be read as an image: .*Repair'),
     (lambda path: (path.parent / 'y.png').symlink_to('none.png'), r'test/a/y\.png cannot be read as an image'),
     (lambda path: save_image(path, COLOUR[:4]), r'test/a/x\.png: images|test.*\(4, 4, 3\)'),
     (lambda path: Image.fromarray(np.arange(20, dtype=np.uint16).reshape(5, 4)).save(path), 'more than 8 bits per cha'),
@@ -114,6 +118,10 @@ def test_inputs_are_read_from_a_folder_an_image_a_table_and_an_archive(tmp_path)
                                 (tmp_path / 'none', pictures, 'is not a file. Use a folder of images')):
         with pytest.raises(UserError, match=message):
             read_inputs(str(path), form)
+    for channels in 2, 4:
+        form = InputFormat((5, 4, channels), Preprocessing([0.0] * channels, [1.0] * channels, None, None), ('0',))
+        with pytest.raises(UserError, match=rf'x\.png is an image file .* {channels} channels\. Use an \.npz file'):
+            read_inputs(str(tmp_path / 'images'), form)
     (tmp_path / 'empty').mkdir()
     with pytest.raises(UserError, match='empty has no images'):
         read_inputs(str(tmp_path / 'empty'), pictures)

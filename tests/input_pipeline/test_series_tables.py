@@ -72,6 +72,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     (['series,x,target', 'a,1,', 'b,2,'], r"train\.csv:2: target is '', not a number\. Each series needs a target"),
     (['series;x;target', 'a;1;0'], r"train\.csv:1: the columns are separated by ';'\. Separate them by commas"),
     (['series\tx\ttarget', 'a\t1\t0'], r"train\.csv:1: the columns are separated by '\\t'\. Separate them by commas"),
+    (['series,x\x07,target', 'a,1,0'], r"train\.csv:1: column 'x\\x07' has a control character or a line end"),
     ([',series,x,target', '0,a,1,0'], r'train\.csv:1: column 1 has no name.*to_csv.index=False.'),
     (['series,x,target', 'a,1,0', ',2,1'], r'train\.csv:3: the cell of column series is empty'),
     ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: the line has 3 columns'),

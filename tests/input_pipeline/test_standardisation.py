@@ -9,7 +9,7 @@ import pytest
 from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.arrays import ArrayData
 from input_pipeline.examples import Examples
-from input_pipeline.preprocessing import Preprocessing
+from input_pipeline.preprocessing import Preprocessing, recorded
 from input_pipeline.splits import Parts
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import CLASSES, INPUTS, float64_standardised, images, in_memory
@@ -84,6 +84,15 @@ def test_a_change_that_float32_hides_changes_the_fingerprint_of_large_values_onl
 
     large = 1.7e9 + np.arange(140.0).reshape(10, 7, 2) / 4
     assert fingerprints(large) != fingerprints(large + 0.25)
+
+
+@pytest.mark.parametrize('raw, kind', [(INPUTS, np.float32), (1.7e9 + np.arange(140.0).reshape(10, 7, 2), np.float64)],
+                         ids=['ordinary', 'large'])
+def test_padding_does_not_hide_large_values_from_the_fingerprint(raw, kind):
+    padded = raw.copy()
+    padded[3:, 5:] = np.nan
+    assert recorded(padded).dtype == recorded(raw).dtype == kind
+    np.testing.assert_array_equal(recorded(padded), padded.astype(kind))
 
 
 @pytest.mark.parametrize('raw', [INPUTS, 1.7e9 + np.arange(140.0).reshape(10, 7, 2)], ids=['ordinary', 'large'])
