@@ -77,18 +77,21 @@ def error_rates(model: Translator, outputs: Sequence[Output], gold: Sequence[Lin
 
 
 def best_head(run: Run, sentences: int = SENTENCES) -> Head:
-    """Returns the head with the least alignment error rate on the references of the validation split.
+    """Returns the head with the least alignment error rate on the first references of the validation split.
 
-    If the data has no gold links, returns the mean of the heads of the second-to-last layer, with shift 'output' (Garg
-    et al. 2019, arXiv:1909.02074).
+    Pairs that are too long for the model and the search options of the run are skipped. If the data has no gold links,
+    or no pair remains, returns the mean of the heads of the second-to-last layer, with shift 'output' (Garg et al.
+    2019, arXiv:1909.02074).
     """
     model: Any = run.model
     data: Any = run.data()
-    pairs = data.pairs('validation')[:sentences]
-    if not data.has_links('validation'):
-        layers = len(_cross(model, model.forced_all(pairs[:1])[0]))
-        return Head(max(0, layers - 2))
-    rates = error_rates(model, model.forced_all(pairs), data.links('validation')[:sentences])
+    gold = data.links('validation')[:sentences] if data.has_links('validation') else []
+    fitting = [(pair, links) for pair, links in zip(data.pairs('validation'), gold, strict=False)
+               if model.reads_whole(pair[0]) and model.scores_whole(pair[1], run.options)]
+    if not fitting:
+        return Head(max(0, _cross_shape(model)[0] - 2))
+    pairs, links = zip(*fitting, strict=True)
+    rates = error_rates(model, model.forced_all(pairs, run.options), links)
     return min(rates, key=lambda choice: rates[choice])
 
 
@@ -98,12 +101,18 @@ def chosen_head(look: str, model: Translator) -> Head:
     Raises:
       UserError: if the head does not exist.
     """
-    shape = _cross(model, model.forced_all([('a', 'a')])[0]).shape
-    numbers = cross_head(look, *shape[:2])
+    shape = _cross_shape(model)
+    numbers = cross_head(look, *shape)
     if numbers is None:
         raise UserError(f'--look={look}: not allowed for an alignment. Use cross:LAYER:HEAD or mean. LAYER is from 1 '
                         f'to {shape[0]}, and HEAD is from 1 to {shape[1]}')
     return Head(*numbers)
+
+
+def _cross_shape(model: Translator) -> tuple[int, int]:
+    """Returns the number of layers with cross-attention, and the number of heads per layer."""
+    layers, heads, *_ = _cross(model, model.forced_all([('a', 'a')])[0]).shape
+    return layers, heads
 
 
 def _cross(model: Translator, output: Output) -> Float[np.ndarray, 'layer head t s']:

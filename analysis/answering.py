@@ -14,7 +14,7 @@ from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head
 from analysis.buckets import bucket_scores, keys_of
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, confusion_figure, positions_figure, save_figure
-from analysis.request import Request, results_name
+from analysis.request import Request
 from inference.columns import input_texts, read_phrases, score_all, translate_all
 from inference.edits import check_without, read_edits, without
 from inference.generate import Generator
@@ -23,7 +23,13 @@ from inference.predict import Predictor
 from inference.predictions import Prediction, Predictions
 from inference.report import Report
 from inference.run import Run, load
-from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
+from inference.scores import (
+    compare_translations,
+    confidence_intervals,
+    read_translations,
+    results_name,
+    table_line,
+)
 from inference.tables import as_json
 from inference.text import Output, TextModel
 from inference.translate import Translator
@@ -211,20 +217,25 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
     data: Any = run.data()  # its class depends on the task
     for changed in changed_data(run.workdir, data, splits):  # raises an error if files of a split are missing
         log.warning('the data differs from the data on which the run was trained: %s', changed)
+    # Read before anything is translated, so that a missing file is reported at once.
     other_outputs = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
                      for split in splits}
-    scored = {split: score_split(request, run, data, split, options, page, other_outputs[split]) for split in splits}
+    keys = {split: keys_of(data.pairs(split), request.by, lambda: data.pairs('train')) if request.by else None
+            for split in splits}
+    scored = {split: score_split(request, run, data, split, options, page, other_outputs[split], keys[split])
+              for split in splits}
     shown = {split: {name: value for name, value in results.items() if name not in NOT_PRINTED}
              for split, results in scored.items()}
     print(as_text(shown if len(splits) > 1 else shown[splits[0]]))
 
 
 def score_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
-                other_outputs: Sequence[str] | None) -> dict[str, Any]:
+                other_outputs: Sequence[str] | None, keys: Sequence[int] | None) -> dict[str, Any]:
     """Writes the scores to RUN/results/SPLIT.json, and examples with answers to SPLIT.tsv. Returns the scores.
 
     The files of an ensemble are SPLIT.ensemble.json and .tsv in the first run. The files of an edited model are
-    SPLIT.edited.json and .tsv. `other_outputs` are the translations of the run in --compare.
+    SPLIT.edited.json and .tsv. `other_outputs` are the translations of the run in --compare. `keys` are the keys of
+    --by, one for each pair.
     """
     results, table = run.model.score(data, split, run.config, options)
     decoding = dataclasses.asdict(options)
@@ -235,16 +246,15 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
                 'dtype': run.config.model.dtype, 'decoding': decoding}
-    if request.confidence or request.by or other_outputs:
+    if request.confidence or keys or other_outputs:
         sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang
         if request.confidence:
             results['confidence'] = confidence_intervals(outputs, references, language)
-        if request.by:
+        if keys:
             assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
             pairs = list(zip(sources, references, strict=True))
-            log_probs = [output.hypotheses[0].log_prob for output in run.model.forced_all(pairs, options)]
-            keys = keys_of(pairs, request.by, lambda: data.pairs('train'))
+            log_probs = run.model.reference_log_probs(pairs, options.batch_size)
             results['by'] = {request.by: [dataclasses.asdict(bucket) for bucket in bucket_scores(
                 keys, outputs, references, log_probs)]}
         if other_outputs:
@@ -279,6 +289,8 @@ def explain_split(request: Request, model: TextModel, data: Data, split: str, op
                   page: Page | None) -> None:
     """Adds explanations of the first texts of a split to the page, and draws the attention, as the flags request."""
     counts = request.explain_count if page else 0, request.picture_count if request.draws_attention else 0
+    if not any(counts):
+        return
     examples = model.examples(data, split, max(counts), with_all_hypotheses(options) if page else options)
     for number, (answer, reference) in enumerate(examples, 1):
         if not answer.source_tokens:

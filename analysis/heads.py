@@ -21,7 +21,7 @@ from inference.options import SearchOptions
 from inference.run import Run
 from inference.scores import corpus_scores
 from inference.translate import Translator
-from input_pipeline.tokenizer import BOS, EOS, PAD
+from input_pipeline.tokenizer import BOS, PAD
 from model.places import EDITS
 from runtime.errors import UserError
 
@@ -49,7 +49,12 @@ class GatedHeads:
         if not self.counts:
             raise UserError(f'{run.workdir}: the model has no attention heads. Use a model with attention')
         self._gradients = None
-        self.run = run.edited([Edit('scale', name, np.ones((count, 1))) for name, count in self.counts.items()])
+        gates = [Edit('scale', name, np.ones((count, 1))) for name, count in self.counts.items()]
+        self.run = run.edited(gates)
+        module: Any = self.run.model.module
+        # {index of a gate in params[EDITS]: its place}. The run may have other edits with numbers at the same places.
+        self._places = {index: edit.place for index, edit in enumerate(module.editor.edits)
+                        if any(edit is gate for gate in gates)}
 
     def ones(self) -> dict[str, Float[np.ndarray, ' head']]:
         """Returns gates of 1 for all heads. These gates remove no head."""
@@ -70,36 +75,43 @@ class GatedHeads:
     def importance(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Float[np.ndarray, ' head']]:
         """Returns the importance of each head: the mean of |dL/dg| over the sentences (section 4.1 of the paper).
 
-        L is the cross-entropy of all tokens of a reference, given the source. g is the gate of the head.
+        L is the cross-entropy of all tokens of a reference, given the source. g is the gate of the head. Long pairs are
+        truncated as for the perplexity, with a warning.
 
         Args:
           pairs: sources and references.
+
+        Raises:
+          UserError: if the run is not a translation run.
         """
         model = self.run.model
         if not isinstance(model, Translator):
             raise UserError(f'{self.run.workdir}: the importance of heads needs translations, but the '
                             f'task is {self.run.config.task}. Use a run of task=translation')
 
-        def loss(gates, source, target):
-            targets = jnp.concatenate([target[1:], jnp.zeros(1, target.dtype)])
-            log_probs = model._teacher_forced(self._with_gates(gates), {'source': source[None], 'target': target[None]},
-                                              targets[None])
-            return -jnp.where(targets != PAD, log_probs[0], 0.0).sum()
+        def loss(gates, source, read, written):
+            log_probs = model._teacher_forced(self._with_gates(gates), {'source': source[None], 'target': read[None]},
+                                              written[None])
+            return -jnp.where(written != PAD, log_probs[0], 0.0).sum()
 
         total = jax.tree.map(np.zeros_like, self.ones())
         if self._gradients is None:  # compiled by the first call
-            self._gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0)))
+            self._gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0, 0)))
+        encoded = model._encoded(pairs)
         for begin in range(0, len(pairs), 64):
-            part = pairs[begin:begin + 64]
-            source = model._padded([[*model.tokenizers['source'].encode(text), EOS] for text, _ in part], 64)
-            target = model._padded([[BOS, *model.tokenizers['target'].encode(text), EOS] for _, text in part], 64)
-            grads = self._gradients(self.ones(), source, target)
+            part = encoded[begin:begin + 64]
+            source = model._padded([tokens for tokens, _ in part], 64)
+            read = model._padded([[BOS, *tokens[:-1]] for _, tokens in part], 64)
+            written = model._padded([tokens for _, tokens in part], 64)
+            grads = self._gradients(self.ones(), source, read, written)
             total = {name: total[name] + np.abs(grads[name][:len(part)]).sum(axis=0) for name in total}
         return {name: values / len(pairs) for name, values in total.items()}
 
     def _with_gates(self, gates: Mapping[str, Any]) -> dict[str, Any]:
-        numbers = [{name: gates[name][:, None] if name in gates else number for name, number in edit.items()}
-                   for edit in self.run.model.params[EDITS]]
+        numbers = list(self.run.model.params[EDITS])
+        for index, place in self._places.items():
+            if place in gates:
+                numbers[index] = {place: gates[place][:, None]}
         return {**self.run.model.params, EDITS: numbers}
 
 

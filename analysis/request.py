@@ -20,7 +20,7 @@ from runtime.flags import flag
 BY = 'length', 'target_length', 'frequency'  # keys by which sentences are divided into buckets
 PREDICTORS = 'predictor', 'forecaster'  # values of `Task.answerer` for images and series
 DOCUMENTS = 'line', 'file', 'blank_line', 'jsonl'  # kinds of text in --input
-SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
+SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'patience', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,9 @@ class Request:
             raise UserError(f'--output={self.output} does not apply to --split. Scores go to stdout and to RUN/results')
         if not self.split and (flags := self._given('confidence', 'by', 'compare')):
             raise UserError(f'{flags} can be used only with --split. Add --split=test')
-        if self.split and (flags := self._given('score', 'prefixes', 'alignments')):
+        several = (self.search.get('n_best') or 1) > 1
+        answers_only = *['format'] * (self.format != 'text'), *['n_best'] * several
+        if self.split and (flags := self._given('score', 'prefixes', 'alignments', 'attention', *answers_only)):
             raise UserError(f'{flags} cannot be used with --split. Use --input=FILE (or -) instead of --split')
         if self.documents != 'line' and not self.input:
             raise UserError(f'--documents={self.documents} needs --input=FILE (or -)')
@@ -106,7 +108,10 @@ class Request:
                             'or the other flags')
         if self.look and not (self.pictures or self.attention or self.alignments):
             raise UserError(f'--look={self.look} needs --pictures=DIR, --attention or --alignments=FILE')
-        several = (self.search.get('n_best') or 1) > 1
+        kind, layer, _ = self.look.partition(':')
+        if layer and not (self.pictures or self.alignments):
+            raise UserError(f'--look={self.look}: --attention writes all layers and heads of one kind. Use '
+                            f'--look={kind}, or add --pictures=DIR or --alignments=FILE')
         if self.format != 'jsonl' and (flags := self._given('attention', *['n_best'] * several)):
             raise UserError(f'{flags} can be used only with --format=jsonl, because the text of an answer is one line')
         for name, least in ('picture_count', 0), ('explain_count', 1):
@@ -125,7 +130,8 @@ class Request:
     def _given(self, *names: str) -> str:
         """Returns the names of the flags that are set, such as '--n_best and --attention', or ''."""
         values = dataclasses.asdict(self) | dict(self.search)
-        return ' and '.join(f'--{name}' for name in names if values[name] not in (None, False))
+        return ' and '.join(f'--{name}' for name in names
+                            if values[name] is not None and values[name] is not False)  # 0 is a value
 
     def check_files(self, workdirs: Sequence[Path], splits: Sequence[str]) -> None:
         """Checks, before anything is computed, that all files can be written.
@@ -133,6 +139,7 @@ class Request:
         Raises:
           UserError: if a file or folder cannot be written, or an output file is a file of the run itself.
         """
+        from inference.scores import results_name  # imports NumPy
         from run_directory.workdir import OWN  # imports JAX
 
         own = [Path(os.path.realpath(workdir / name)) for workdir, name in itertools.product(workdirs, OWN)]
@@ -195,8 +202,3 @@ class Request:
         """
         classes = TASKS[run.config.task].answerer in PREDICTORS
         return {name: value for name, value in self.search.items() if not (classes and name == 'n_best')}
-
-
-def results_name(split: str, workdirs: Sequence[Path], edited: bool) -> str:
-    """Returns the name of a split's result files, without extension. Files of an ensemble are in its first run."""
-    return split + ('.ensemble' if len(workdirs) > 1 else '') + ('.edited' if edited else '')

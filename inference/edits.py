@@ -16,6 +16,7 @@ import difflib
 import fnmatch
 import json
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,9 +156,10 @@ def without(heads: str) -> Edit:
     """
     kind, layer, numbers, *rest = [*heads.split(':'), '', '', ''][:max(3, 1 + heads.count(':'))]
     listed = numbers.split(',')
-    if rest or kind not in ATTENTION or not all(number.isdecimal() and int(number) for number in (layer, *listed)):
-        raise UserError(f'--without={heads}: must be KIND:LAYER:HEADS. KIND is {", ".join(ATTENTION)}; numbers start '
-                        'at 1. Example: --without=cross:1:2,3')
+    if rest or kind not in ATTENTION or not all(re.fullmatch('0*[1-9][0-9]{0,8}', number)
+                                                for number in (layer, *listed)):
+        raise UserError(f'--without={heads}: must be KIND:LAYER:HEADS. KIND is {", ".join(ATTENTION)}; numbers are '
+                        'from 1 to 999999999. Example: --without=cross:1:2,3')
     place = ATTENTION[kind].format(int(layer) - 1) + '/heads'
     return Edit('zero', place, heads=[int(number) - 1 for number in listed])
 

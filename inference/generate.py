@@ -81,11 +81,7 @@ class Generator(SearchModel):
             continue in a new window.
         """
         prompts = checked_texts(prompts)
-        one_way = options.n_best == 1 and options.method != 'beam'
-        if not one_way and options.extra_length >= self.context:
-            raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, because beam '
-                            'search and n_best>1 use only one window of the model. Decrease extra_length')
-        if one_way:  # when a window is full, the next window begins with its last half
+        if self._one_way(options):  # when a window is full, the next window begins with its last half
             room, kept = max(1, self.context - 1), max(1, self.context // 2)
         else:
             room = kept = self.context - options.extra_length
@@ -157,7 +153,12 @@ class Generator(SearchModel):
 
     def score(self, data: DocumentData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-        """Returns the scores of a whole split, and sample texts. The split is read window by window."""
+        """Returns the scores of a whole split, and sample texts. The split is read window by window.
+
+        Raises:
+          UserError: before the split is read, if `generate` refuses the options.
+        """
+        self._one_way(options)  # raises the error of `generate` before the evaluation, which may take long
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
         plan, unknown = data.plan(split), 0
@@ -244,6 +245,18 @@ class Generator(SearchModel):
         log.warning('line %d has %d tokens: only the last %d tokens are read (config.data.context)', number + 1, length,
                     min(kept, length))
         return last[-kept:], ''
+
+    def _one_way(self, options: SearchOptions) -> bool:
+        """Returns whether a search has only one hypothesis, so that it can continue in a new window.
+
+        Raises:
+          UserError: if a search with several hypotheses would exceed one window.
+        """
+        one_way = options.n_best == 1 and options.method != 'beam'
+        if not one_way and options.extra_length >= self.context:
+            raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, because beam '
+                            'search and n_best>1 use only one window of the model. Decrease extra_length')
+        return one_way
 
     def _window(self, tokens: list[int]) -> list[int]:
         return tokens if len(tokens) < self.context else tokens[-max(1, self.context // 2):]

@@ -32,7 +32,9 @@ MOST_GB = 4.0  # default limit for the size of all captured values
 ROWS = 64  # number of texts that the model reads at a time
 
 Answerer = Translator | Generator | Predictor
-_LISTED = weakref.WeakKeyDictionary()  # a cache {module: its places}; computing the places takes up to a second
+# A cache {module: {shapes of its arguments: shapes at its places}}. Computing the shapes takes up to a second. Equal
+# modules can have inputs of different sizes, and then different shapes.
+_SHAPES = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,26 +81,39 @@ def list_places(model: Answerer) -> dict[str, Sizes]:
 
     The parameters of the model may be {}, because only shapes are computed.
     """
-    if model.module in _LISTED:
-        return dict(_LISTED[model.module])
+    return _sizes(_shapes(model))
+
+
+def places_of(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, Sizes]:
+    """Returns {place: {axis: size}} for a module with the arguments `inputs`. `params` may be {}."""
+    return _sizes(_computed_shapes(module, params, inputs))
+
+
+def _shapes(model: Answerer) -> Mapping[str, tuple[int, ...]]:
+    """Returns {place: shape of the value} for one example, or for one text of 4 tokens."""
     if isinstance(model, Predictor):
         inputs: Any = model.example_arguments()
     elif isinstance(model, Translator):
         inputs = {name: jnp.ones((1, 4), jnp.int32) for name in ('source', 'target')}
     else:
         inputs = {'tokens': jnp.ones((1, 4), jnp.int32)}
-    _LISTED[model.module] = places_of(model.module, model.params, inputs)
-    return dict(_LISTED[model.module])
+    by_inputs, key = _SHAPES.setdefault(model.module, {}), tuple(array.shape for array in inputs.values())
+    if key not in by_inputs:
+        by_inputs[key] = _computed_shapes(model.module, model.params, inputs)
+    return by_inputs[key]
 
 
-def places_of(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, Sizes]:
-    """Returns {place: {axis: size}} for a module with the arguments `inputs`. `params` may be {}."""
+def _computed_shapes(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     apply = observing(module.apply, read=lambda name: True)
     params = params or nn.unbox(jax.eval_shape(module.init, jax.random.key(0), **inputs))['params']
     _, shapes = jax.eval_shape(lambda params, inputs: apply({'params': params}, **inputs), params, inputs)
-    return {name: {axis: None if axis in FREE else size
-                   for axis, size in zip(axes_of(name), shapes[name].shape, strict=True)}
-            for name in sorted(shapes, key=_in_order)}
+    return {name: shapes[name].shape for name in sorted(shapes, key=_in_order)}
+
+
+def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Sizes]:
+    """Returns {place: {axis: size}} for {place: shape}. A size is None if it depends on the text."""
+    return {name: {axis: None if axis in FREE else size for axis, size in zip(axes_of(name), shape, strict=True)}
+            for name, shape in shapes.items()}
 
 
 def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Sequence[str], options: SearchOptions,
@@ -122,7 +137,7 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
     patterns = [places] if isinstance(places, str) or not isinstance(places, Iterable) else list(places)
     names = sorted({name for pattern in patterns for name in matching(pattern, listed)}, key=_in_order)
     rows = _rows(model, given, options)
-    _check_size(rows, names, listed, most_gb)
+    _check_size(rows, names, _shapes(model), most_gb)
     captured = _program(model.module, tuple(names))
     results: list[Inspected] = [Inspected() for _ in rows]
     order = sorted(range(len(rows)), key=lambda row: -rows[row].length)
@@ -218,11 +233,13 @@ def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
     return {name: model._padded([row.inputs[name] for row in rows], count) for name in names}
 
 
-def _check_size(rows: Sequence[_Row], names: Sequence[str], listed: Mapping[str, Sizes], most_gb: float) -> None:
-    """Raises UserError if the requested values together are larger than `most_gb`."""
+def _check_size(rows: Sequence[_Row], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]],
+                most_gb: float) -> None:
+    """Raises UserError if the requested values together are larger than `most_gb`. `shapes` is from `_shapes`."""
     def size(row, name):
-        lengths = {axis: len(row.inputs[row.side(name, axis)]) for axis in FREE if axis != 'batch'}
-        return 4 * math.prod(size or lengths[axis] for axis, size in listed[name].items() if axis != 'batch')
+        return 4 * math.prod(  # all images or series have the same shapes; texts have different lengths
+            len(row.pieces[row.side(name, axis)]) if axis in FREE and row.pieces else length
+            for axis, length in zip(axes_of(name)[1:], shapes[name][1:], strict=True))
 
     gigabytes = sum(size(row, name) for row in rows for name in names) / 1e9
     if not gigabytes <= most_gb:

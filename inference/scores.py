@@ -19,6 +19,7 @@ from runtime.files import expanded
 
 SAMPLES = 1000  # bootstrap resamples
 MOST_CONFUSED = 10  # maximum number of pairs of classes in the results
+ENSEMBLE, EDITED = '.ensemble', '.edited'  # in the names of result files
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters that would end a cell or a line of a table
 
 
@@ -115,8 +116,15 @@ def compare_translations(outputs: Sequence[str], other_outputs: Sequence[str], r
     return compared | {'signature': _resampling(described)}
 
 
+def results_name(split: str, workdirs: Sequence[Path], edited: bool) -> str:
+    """Returns the name of a split's result files, without extension. Files of an ensemble are in its first run."""
+    return split + (ENSEMBLE if len(workdirs) > 1 else '') + (EDITED if edited else '')
+
+
 def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Reads the translations of `pairs` that another run has written into its results folder.
+
+    Translations of an edited model or of an ensemble are not read.
 
     Args:
       workdir: the directory of the other run.
@@ -128,7 +136,8 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
     """
     if not expanded(workdir).is_dir():
         raise UserError(f'--compare={workdir}: there is no such directory. Use a run directory')
-    tables = sorted(expanded(workdir).glob('results/*.tsv'), key=lambda path: (path.stem != split, path.stem))
+    tables = sorted((path for path in expanded(workdir).glob('results/*.tsv')
+                     if not path.stem.endswith((ENSEMBLE, EDITED))), key=lambda path: (path.stem != split, path.stem))
     for path in tables:
         try:
             rows = read_table(path)

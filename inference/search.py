@@ -301,8 +301,8 @@ class Beam:
       beam: the number of hypotheses of a sentence that are alive at a time.
       alpha: the exponent of the length penalty: the score is log-probability / length_penalty.
       n_best: the number of hypotheses to return.
-      patience: the search for a sentence stops when max(n_best, round(beam * patience)) of its hypotheses have ended.
-        With 0, this condition is not used.
+      patience: the search for a sentence also stops when round(beam * patience) of its hypotheses, and at least one,
+        have ended. So it may find fewer than n_best. With 0, this condition is not used.
       cut: if true, a hypothesis that reaches its limit stops without an end token. If false, its last token is forced
         to be the end token.
     """
@@ -341,7 +341,7 @@ class Beam:
             attainable = best_alive / length_penalty(state.step + 1, self.alpha)
         is_open = (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
         if self.patience:
-            is_open &= state.ended_count < max(self.n_best, round(self.beam * self.patience))
+            is_open &= state.ended_count < max(1, round(self.beam * self.patience))
         return is_open
 
     def step(self, decode_step: DecodeStep, state: BeamState, follow: Follow | None = None) -> BeamState:

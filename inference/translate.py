@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -195,8 +196,9 @@ class Translator(SearchModel):
     @override
     def examples(self, data: PairData, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
         """Returns translations of the first pairs of a split, and their references."""
-        sources, references = zip(*data.pairs(split)[:count], strict=True)
-        return list(zip(self.translate(sources, options), references, strict=True))
+        pairs = data.pairs(split)[:count]
+        outputs = self.translate([source for source, _ in pairs], options)
+        return [(output, reference) for output, (_, reference) in zip(outputs, pairs, strict=True)]
 
     def perplexity(self, pairs: Sequence[TokenPair], batch_size: int) -> float:
         """Returns the exponential of the mean cross-entropy per target token, without label smoothing.
@@ -210,21 +212,31 @@ class Translator(SearchModel):
         log_probs = self._forced_pairs(pairs, batch_size)
         return float(np.exp(-np.mean([log_prob for sentence in log_probs for log_prob in sentence])))
 
-    def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
+    def reference_log_probs(self, pairs: Sequence[tuple[str, str]], batch_size: int) -> list[float]:
+        """Returns the log-probability of the tokens of each reference that the perplexity of a split includes.
+
+        Args:
+          pairs: sources and references. Unlike `forced_all`, this method accepts references of any length. Long
+            sources and references are truncated as in `score`.
+          batch_size: the number of pairs that are scored at a time.
+        """
+        return [math.fsum(sentence) for sentence in self._forced_pairs(self._encoded(pairs, warn=False), batch_size)]
+
+    def _encoded(self, pairs: Sequence[tuple[str, str]], warn: bool = True) -> list[TokenPair]:
         """Returns sources and references as tokens, including end tokens.
 
         Long sources are truncated as in `translate`. Long references are truncated to the number of learned positions.
-        Truncation is logged as a warning.
+        With `warn`, truncation is logged as a warning.
         """
         source, target = (self.tokenizers[side] for side in ('source', 'target'))
         whole = [(source.encode(a), [*target.encode(b), EOS]) for a, b in pairs]
         most, reach = self.max_length - 1, self.module.length_limit or sys.maxsize
         long_sources = sum(len(tokens) > most for tokens, _ in whole)
         long_references = sum(len(tokens) > reach for _, tokens in whole)
-        if long_sources:
+        if warn and long_sources:
             log.warning('%d of %d sources have more than %d tokens (config.data.max_length). These sources are '
                         'truncated, but the references are complete', long_sources, len(pairs), most)
-        if long_references:
+        if warn and long_references:
             log.warning('%d of %d references have more than %d tokens (config.model.max_length). Translations cannot '
                         'be longer than this limit, and the perplexity includes only the first %d tokens. BLEU, chrF '
                         'and exact match use the complete references',
@@ -288,7 +300,7 @@ class Translator(SearchModel):
         Raises:
           UserError: if there are more tokens than the longest translation can have.
         """
-        most, reach = self._max_length(self.max_length, options), self.module.length_limit or sys.maxsize
+        most, reach = self._target_limits(options)
         length, tokens, _ = self._ends(text, min(most, reach), 'target')
         if length >= min(most, reach):
             limit = (f'the model supports at most {reach}, including the end token (config.model.max_length)'
@@ -298,9 +310,20 @@ class Translator(SearchModel):
                             'the translation')
         return tokens
 
+    def _target_limits(self, options: SearchOptions) -> tuple[int, int]:
+        """Returns two limits of the number of tokens of a target in `forced_all`, including the end token.
+
+        The first limit is the length of the longest translation. The second limit is the number of learned positions.
+        """
+        return self._max_length(self.max_length, options), self.module.length_limit or sys.maxsize
+
     def reads_whole(self, source: str) -> bool:
         """Returns whether `translate` reads the whole source. A longer source is truncated."""
         return self._ends(source, 0)[0] < self.max_length
+
+    def scores_whole(self, target: str, options: SearchOptions) -> bool:
+        """Returns whether `forced_all` accepts the target. A longer target is an error."""
+        return self._ends(target, 0, 'target')[0] < min(self._target_limits(options))
 
     def _tokens(self, text: str, number: int) -> list[int]:
         length, tokens, _ = self._ends(text, self.max_length - 1)

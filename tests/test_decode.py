@@ -14,8 +14,13 @@ import pytest
 import sacrebleu
 
 import inference
+from analysis import answering
+from analysis.request import Request
+from inference.options import SearchOptions
 from inference.scores import read_table
+from input_pipeline.data import PairData
 from runtime.errors import UserError
+from tests.random_run import random_run
 from tests.scripts import ROOT, explained, script, train_arguments
 
 ANSWERING = '''
@@ -293,3 +298,49 @@ def test_another_dtype_computes_in_it(run):
     assert half.translate(['one two three'])[0].hypotheses
     with pytest.raises(UserError, match="dtype='float64' must be one of float32, bfloat16"):
         inference.load(run[0], 'latest', 'float64')
+
+
+class Pairs(PairData):
+    """Pairs of the splits that it was made of."""
+
+    def __init__(self, splits):
+        self.pairs = splits.__getitem__
+
+
+@pytest.fixture
+def scoring(tmp_path, monkeypatch):
+    """A function that scores pairs as decode.py --split=test does, with random parameters, and returns the results."""
+    monkeypatch.setattr(answering, 'changed_data', lambda *arguments: [])
+
+    def score_pairs(request, pairs, **attributes):
+        run = random_run('transformer')
+        run.workdir, run.workdirs = tmp_path, [tmp_path]
+        run.model.max_length = 8
+        vars(run.model).update(attributes)
+        run.data = lambda: Pairs(pairs)
+        answering.score_splits(request, run, ['test'], SearchOptions(method='greedy', extra_length=2), None)
+        return json.loads((tmp_path / 'results' / 'test.json').read_text())
+
+    return score_pairs
+
+
+def test_references_longer_than_a_translation_are_scored_in_their_buckets(scoring):
+    """They are scored as in the perplexity: the log-probabilities of both references are the whole cross-entropy."""
+    references = ['eno', 'x' * 40]
+    pairs = {'test': [('one', references[0]), ('two', references[1])]}
+    results = scoring(Request(split='test', by='target_length'), pairs)
+    [bucket] = results['by']['target_length']
+    tokens = sum(len(reference) + 1 for reference in references)
+    assert -2 * bucket['scores']['log_prob'][0] / tokens == pytest.approx(np.log(results['perplexity']), rel=1e-5)
+
+
+def test_a_missing_training_split_is_told_before_a_split_is_translated(scoring):
+    with pytest.raises(KeyError, match='train'):
+        scoring(Request(split='test', by='frequency'), {'test': [('one', 'eno')]}, translate=None)
+
+
+def test_no_pictures_are_drawn_if_their_number_is_0(scoring, tmp_path):
+    request = Request(split='test', pictures=str(tmp_path / 'pictures'), picture_count=0)
+    assert scoring(request, {'test': [('one', 'eno')]})['n'] == 1
+    assert not (tmp_path / 'pictures').exists()
+    assert random_run('transformer').model.examples(Pairs({'test': [('one', 'eno')]}), 'test', 0, SearchOptions()) == []

@@ -144,7 +144,7 @@ class Recipe:
         """Builds the parts, for sentences of `length` tokens. The rows of a batch are divided among `shares` devices.
 
         Raises:
-          UserError: if plans do not support the recipe.
+          UserError: if plans do not support the recipe, or the model has too few learned positions for the sentences.
         """
         if config.train.teacher:
             raise UserError(f'config.train.teacher={config.train.teacher}: plans do not support a teacher. Remove the '
@@ -152,6 +152,11 @@ class Recipe:
         self.config = config
         self.batch, self.rows = assumed_batch(config, length, shares * config.train.accumulate)
         self.module = build_model(config.model, **assumed_sizes(config), pad=PAD)
+        length, limit = self.batch['targets'].shape[1], self.module.length_limit
+        if limit and length > limit:
+            raise UserError(f'--length={length}: config.model.position=learned supports at most '
+                            f'config.model.max_length={limit} tokens. Reduce --length, or increase '
+                            'config.model.max_length')
         tuning = make_tuning(config.train)
         schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
         self.parts: dict[str, Any] = {

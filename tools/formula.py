@@ -48,7 +48,9 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     state = _count(recipe.boxed, mesh, ('fsdp', 'tensor'))
     tensor, shares = mesh['tensor'], mesh['data'] * mesh['fsdp']
     tokens = batch[0] * batch[1] / shares / config.train.accumulate
-    layers = model.num_layers * (2 if model.kind == 'transformer' else 1)
+    layers = model.num_layers
+    if model.kind == 'transformer':
+        layers += model.num_decoder_layers or model.num_layers
     width, inner = model.d_model, model.d_ff / tensor
     scores = model.num_heads / tensor * batch[1]
     vocabulary = config.data.tokenizer.vocab_size

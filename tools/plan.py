@@ -60,7 +60,7 @@ def main() -> None:
     if KEEP.value:
         check_file(expanded(KEEP.value))
     if SEARCH.value:
-        plan = planning.search(config, topology, LENGTH.value, 0 if not topology.chip.libtpu else COMPILE.value,
+        plan = planning.search(config, topology, LENGTH.value, 0 if by_formula else COMPILE.value,
                                decode=DECODE.value)
     elif by_formula:
         plan = planning.by_formula(config, topology, LENGTH.value)

@@ -121,7 +121,8 @@ def compiled(config: ConfigDict, topology: Topology, length: int | None = None, 
       decode: whether to compile a step of beam search as well.
 
     Raises:
-      UserError: if the mesh does not fit the devices, or a device has too little memory.
+      TooLarge: if a device has too little memory.
+      UserError: if the mesh does not fit the devices, or libtpu is missing.
     """
     mesh = sizes_of_mesh(config, topology)
     recipe = Recipe(config, length, mesh['data'] * mesh['fsdp'])
@@ -142,7 +143,7 @@ def compiled(config: ConfigDict, topology: Topology, length: int | None = None, 
                 ahead.figures(ahead.decode) if decode else None)
 
 
-def too_large(plan: Plan, needed: float, available: float | None = None) -> UserError:
+def too_large(plan: Plan, needed: float, available: float | None = None) -> TooLarge:
     """Returns the error for a plan that needs too much memory. The message suggests options that need less memory.
 
     The suggested options have the same batch as the plan. Their memory is computed by the formula and not compiled.
@@ -156,9 +157,9 @@ def too_large(plan: Plan, needed: float, available: float | None = None) -> User
                f'about {gibibytes(needed)}')
     for candidate in ranked(plan.config, plan.topology, plan.shape[1]):
         if candidate.fits and candidate.config.batch == plan.config.batch:
-            return UserError(f'{problem}. By formula, these options would fit: {as_flags(candidate)}')
-    return UserError(f'{problem}. By formula, no mesh, remat or train.accumulate would fit. Use more or larger chips, '
-                     'or reduce config.model.d_model, config.model.num_layers or the batch')
+            return TooLarge(f'{problem}. By formula, these options would fit: {as_flags(candidate)}', needed, available)
+    return TooLarge(f'{problem}. By formula, no mesh, remat or train.accumulate would fit. Use more or larger chips, '
+                    'or reduce config.model.d_model, config.model.num_layers or the batch', needed, available)
 
 
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
@@ -195,8 +196,11 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
     Compiles the best `count` candidates. If `count` is 0, only the formula is used.
 
     Raises:
-      UserError: if no plan fits.
+      TooLarge: if no plan fits.
+      UserError: if no mesh divides the batch, or libtpu is missing and `count` is not 0.
     """
+    if count:
+        devices_of(topology)  # if libtpu is missing, the error comes before the long search
     plans = ranked(config, topology, length)
     if not plans:
         rows = Recipe(config, length).rows
@@ -217,7 +221,7 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
     for plan in fitting:
         try:
             finished.append(compiled(plan.config, topology, length, decode=decode))
-        except UserError as error:
+        except TooLarge as error:
             log.info('the compiled program of this candidate does not fit into the memory: %s', error)
         if len(finished) == count:
             break

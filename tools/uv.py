@@ -26,7 +26,7 @@ def read_settings(listing: str) -> dict[str, str]:
     Environment variables (:env:) override the section `install`. The section `install` overrides the section `global`.
     """
     lines = [line.partition('=') for line in listing.splitlines() if '=' in line]
-    lines.sort(key=lambda line: [line[0].startswith(section) for section in ('install.', ':env:')])
+    lines.sort(key=lambda line: [line[0].startswith(section) for section in (':env:', 'install.')])
     return {name.rpartition('.')[2]: str(ast.literal_eval(value)) for name, _, value in lines}
 
 

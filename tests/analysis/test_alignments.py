@@ -117,6 +117,20 @@ def test_decode_writes_a_line_of_links_for_each_line(tmp_path):
     assert len(lines) == 4 and lines[1] == lines[3] == ''
 
 
+def test_long_validation_pairs_are_skipped_with_their_links():
+    run = random_run('transformer')
+    run.model.max_length = 8
+    run.options = SearchOptions(extra_length=4)
+    pairs = [('a b', 'x' * 100), ('a b', 'c d'), ('a' * 20, 'x'), ('a', 'y' * 11)]
+    links = [[(0, 0)], [(0, 0), (1, 1)], [(0, 0)], [(0, 0)]]
+    run.data = lambda: types.SimpleNamespace(pairs=lambda split: pairs, has_links=lambda split: True,
+                                             links=lambda split: links)
+    rates = error_rates(run.model, run.model.forced_all([pairs[1], pairs[3]], run.options), [links[1], links[3]])
+    assert rates[best_head(run)] == min(rates.values())
+    del pairs[3], pairs[1], links[3], links[1]
+    assert best_head(run) == Head(0)  # no pair fits
+
+
 def test_of_data_without_gold_links_the_layer_before_the_last_is_read():
     run = random_run('transformer')
     run.data = lambda: types.SimpleNamespace(pairs=lambda split: [('a', 'b')], has_links=lambda split: False)

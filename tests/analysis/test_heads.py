@@ -65,6 +65,26 @@ def test_importance_is_the_gradient_of_the_loss_by_each_gate(heads):
     np.testing.assert_allclose(importance[PLACE][1], expected, rtol=0.02)
 
 
+def test_gates_keep_the_edits_of_the_run(heads):
+    gated = GatedHeads(heads.run.edited([{'edit': 'scale', 'place': PLACE, 'by': 0.25}]))
+
+    def factors(gates):
+        numbers = gated.model(gates).params['edits']
+        return np.prod([np.broadcast_to(edit[PLACE], (4, 1)) for edit in numbers if PLACE in edit], axis=0).ravel()
+
+    assert factors(gated.ones()).tolist() == [0.25] * 4
+    assert factors({PLACE: np.array([1, 0, 2, 1])}).tolist() == [0.25, 0, 0.5, 0.25]
+
+
+def test_the_importance_reads_long_pairs_as_the_perplexity_does():
+    run = random_run('transformer', num_layers=1, position='learned', max_length=16)
+    heads, source, target = GatedHeads(run), 'a source of 33 tokens in 33 bytes', 'a target of 33 tokens in 33 bytes'
+    heads.run.model.max_length = 16
+    whole, begin = heads.importance([(source, target)]), heads.importance([(source[:15], target[:16])])
+    for place, values in whole.items():
+        np.testing.assert_array_equal(values, begin[place])
+
+
 def test_scores_without_each_head_and_the_pruning_curve(heads, monkeypatch):
     def score(model, pairs, options, metric):
         """1 as long as head 1 of the second layer is there, and less for each other head that is missing."""

@@ -29,6 +29,7 @@ QUICK = [
     Case(TPU + '--config.model.num_layers=1000000', 'config.model.num_layers=1000000'),
     Case(TPU + '--config.batch.tokens=1000000000000', 'config.batch.tokens=1000000000000'),
     Case(TPU + '--length=1000000', '--length'),
+    Case(GPU.replace('demo', 'stdlib_lm') + '--length=512', '--length=512: config.model.position=learned'),
     Case(TPU.replace('demo', 'digits_vit'), 'config.task=classification'),
     Case(TPU + '--config.train.teacher={here}', 'config.train.teacher={here}'),
     Case(GPU + '--config.train.accumulate=7 --json', '', status=0),

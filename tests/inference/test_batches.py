@@ -45,6 +45,7 @@ SEARCHES = {
     'greedy': SearchOptions(method='greedy'),
     'beam': SearchOptions(beam=3, n_best=2),
     'beam, patience': SearchOptions(beam=3, n_best=2, patience=1.0),
+    'beam, little patience': SearchOptions(beam=4, n_best=4, patience=0.5),
     'beam, short ones first': SearchOptions(beam=4, n_best=4, alpha=-0.5),
     'samples': SearchOptions(method='sample', n_best=3, temperature=0.8, top_k=6, top_p=0.9),
 }
@@ -101,7 +102,7 @@ def beam_alone(after, limit, options, cut):
         reachable = best / penalty(limit if options.alpha >= 0 else step + 1, options.alpha)
         if not alive or len(ended) >= options.n_best and ended[options.n_best - 1][0] >= reachable:
             break
-        if options.patience and count >= max(options.n_best, round(options.beam * options.patience)):
+        if options.patience and count >= max(1, round(options.beam * options.patience)):
             break
         log_probs = np.asarray(jax.nn.log_softmax(after([tokens for _, tokens in alive])), np.float64)
         allowed = [EOS] if step == limit - 1 and not cut else [each for each in range(SIZE) if each not in FORBIDDEN]

@@ -263,7 +263,8 @@ def test_a_file_that_holds_no_edits_is_refused(content, message, tmp_path):
         read_edits(str(tmp_path / 'edits.json'))
 
 
-@pytest.mark.parametrize('heads', ['cross', 'cross:1', 'cross:0:1', 'sideways:1:1', 'cross:1:a', 'cross:1:1:1', ''])
+@pytest.mark.parametrize('heads', ['cross', 'cross:1', 'cross:0:1', 'sideways:1:1', 'cross:1:a', 'cross:1:1:1', '',
+                                   'cross:1:' + '9' * 5000, f'cross:{"9" * 5000}:1'])
 def test_heads_of_another_form_are_refused(heads):
     with pytest.raises(UserError, match='must be KIND:LAYER:HEADS'):
         without(heads)

@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
+from inference.forecast import Forecaster
+from inference.inspection import list_places
 from inference.options import SearchOptions
+from model import forecaster
+from model.blocks import BlockConfig
 from runtime.errors import UserError
 from runtime.resources import compile_time
 from tests.random_run import random_run
@@ -51,6 +55,28 @@ def test_places_are_listed_in_the_order_of_the_layers_with_sizes():
 def test_impossible_requests_are_refused(given, place, limit, message, run):
     with pytest.raises(UserError, match=message):
         run.inspect(given, place, OPTIONS, limit)
+
+
+def test_the_size_of_the_values_of_images_is_exact():
+    run, images = random_run('patches', num_layers=1), np.zeros((3, 8, 8, 1))
+    places = ['*/weights', 'encoder/layers_0', 'head']
+    size = sum(values.values.nbytes for image in run.inspect(images, places) for values in image.values()) / 1e9
+    assert len(run.inspect(images, places, most_gb=1.001 * size)) == 3
+    with pytest.raises(UserError, match='the values at 3 places for 3 '):
+        run.inspect(images, places, most_gb=0.999 * size)
+    assert run.inspect(images[:0], places) == []
+
+
+def test_equal_modules_with_other_inputs_have_other_sizes():
+    def outputs(channels):
+        model = object.__new__(Forecaster)
+        model.module = forecaster.Forecaster(BlockConfig(d_model=4, d_ff=4, num_heads=1, dropout=0.0), 1, 2)
+        model.params, model.shape, model.horizon = {}, (4, channels), 2
+        kept.append(model)  # the cache has weak references to modules
+        return list_places(model)['head']['output']
+
+    kept = []
+    assert [outputs(1), outputs(3), outputs(1)] == [2, 6, 2]
 
 
 def test_values_of_different_shapes_are_not_stacked(run):

@@ -14,6 +14,7 @@ from inference.scores import (
     confidence_intervals,
     corpus_scores,
     read_table,
+    read_translations,
     regression_scores,
     table_line,
 )
@@ -258,3 +259,13 @@ def test_a_confusion_matrix_is_sparse_and_names_the_most_confused_classes():
                                           'class 7': {'class 7': 1, 'class 5': 1}}
     assert scores['most_confused'] == ['class 5 as class 8: 2 of 3', 'class 7 as class 5: 1 of 2']
     assert scores['accuracy'] == 0.5 and scores['loss'] == pytest.approx((3 * 0.1 + 3 * 20) / 6)
+
+
+def test_translations_of_an_edited_model_or_of_an_ensemble_are_not_compared(tmp_path):
+    (tmp_path / 'results').mkdir()
+    for name in 'a.edited', 'a.ensemble', 'a.ensemble.edited':
+        (tmp_path / 'results' / f'{name}.tsv').write_text(table_line(['one', 'un', name]))
+    with pytest.raises(UserError, match='that run has no translations of the sentences of test. Score that run first'):
+        read_translations(str(tmp_path), 'test', [('one', 'un')])
+    (tmp_path / 'results' / 'news.edited.en.tsv').write_text(table_line(['one', 'un', 'plain']))
+    assert read_translations(str(tmp_path), 'test', [('one', 'un')]) == ['plain']

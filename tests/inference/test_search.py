@@ -108,6 +108,8 @@ def test_patience_stops_at_the_number_of_ended_hypotheses(beam, patience):
     found = run_beam(beam, alpha, patience=patience)
     expected = [plain_beam(sentence, beam, alpha, patience) for sentence in range(BATCH)]
     assert [tokens_of(rows[0]) for rows in found.tokens] == expected
+    more = run_beam(beam, alpha, n_best=beam, patience=patience)
+    assert [tokens_of(rows[0]) for rows in more.tokens] == expected, 'the best does not depend on n_best'
     if patience < 1:
         assert expected != [tokens_of(rows[0]) for rows in run_beam(beam, alpha).tokens]
 

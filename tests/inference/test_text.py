@@ -16,12 +16,14 @@ import flax.linen as nn
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_collections import ConfigDict
 
 from configs.tasks import TOKENIZERS
 from inference import text as text_module
 from inference.generate import Generator
 from inference.text import Hypothesis, Output, SearchOptions, TextModel
 from inference.translate import Translator
+from input_pipeline.data import DocumentData
 from input_pipeline.sources import decode_lines, read_lines
 from input_pipeline.tokenizer import BOS, ByteTokenizer, train_tokenizer
 from runtime.errors import UserError
@@ -180,6 +182,8 @@ def test_prompt_and_continuation_are_the_text_of_their_tokens(kind, whole_docume
 def test_a_continuation_that_fits_no_window_is_refused_for_a_beam():
     with pytest.raises(UserError, match='extra_length=8: must be less than 8, because'):
         answers(Parrot(context=8), ['a'], SearchOptions(extra_length=8))
+    with pytest.raises(UserError, match='extra_length=8: must be less than 8, because'):  # before the split is read
+        Parrot(context=8).score(object.__new__(DocumentData), 'test', ConfigDict(), SearchOptions(extra_length=8))
 
 
 def test_lines_are_read_as_they_are_wanted_and_long_ones_fewer_at_a_time(monkeypatch):

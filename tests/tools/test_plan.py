@@ -16,7 +16,8 @@ from configs import demo, lm_1b, wmt14_base
 from model import parameter_count
 from runtime.errors import UserError
 from tests.scripts import ROOT
-from tools.ahead import Ahead, Recipe, keep, load
+from tools import planning
+from tools.ahead import Ahead, Recipe, TooLarge, keep, load
 from tools.chips import parse_topology
 from tools.formula import REMAT, bounds, candidates, estimate, meshes
 from tools.planning import Plan, by_formula, described, ranked, sizes_of_mesh, too_large
@@ -82,6 +83,7 @@ def test_where_libtpu_is_missing_it_says_how_to_have_it():
 @pytest.mark.parametrize('options, length, message', [
     ({'parallel__data': 3}, None, 'product of data=3, fsdp=1, tensor=1 must be 8, the number of devices of h100:8'),
     ({}, 1_000_000, 'must hold 8 sentences of 1000000 tokens. Use at least 8000000, or reduce --length'),
+    ({'model__position': 'learned', 'model__max_length': 32}, 33, '--length=33: config.model.position=learned'),
     ({'train__teacher': 'runs/demo'}, None, 'config.train.teacher=runs/demo: plans do not support'),
 ])
 def test_what_cannot_be_planned(options, length, message):
@@ -109,6 +111,16 @@ def test_arithmetic_and_memory_are_those_of_the_model():
     assert {(each.kind, each.axes) for each in eight.collectives} == {('all-reduce', 'data+fsdp'),
                                                                     ('all-gather', 'fsdp')}
     assert not figures.collectives
+
+
+def test_the_layers_of_the_decoder_count(monkeypatch):
+    monkeypatch.setattr(Recipe, 'flops', 1)
+
+    def links(num_layers, num_decoder_layers):
+        recipe = Recipe(small(model__num_layers=num_layers, model__num_decoder_layers=num_decoder_layers))
+        return estimate(recipe, {**ONE, 'tensor': 2}).collectives[0].bytes
+
+    assert links(1, 2) == 1.5 * links(1, 0)
 
 
 @pytest.mark.slow
@@ -146,6 +158,40 @@ def test_the_search_prefers_what_fits_and_is_fastest():
     speeds = [each.tokens / bounds(each.train, topology, each.mesh).seconds for each in plans if each.fits]
     assert all(one >= 0.99 * other for one, other in itertools.pairwise(speeds))
     assert [each.fits for each in plans] == sorted((each.fits for each in plans), reverse=True)
+
+
+def test_a_search_skips_only_candidates_that_are_too_large(monkeypatch):
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    topology = parse_topology('v5e:2x2')
+    best, second = by_formula(small(), topology), by_formula(small(model__remat=True), topology)
+    errors: list[UserError] = [TooLarge('too large')]
+    monkeypatch.setattr(planning, 'ranked', lambda *arguments: [best, second])
+    monkeypatch.setattr(planning, 'devices_of', lambda topology: [])
+
+    def compiled(config, *arguments, **options):
+        if errors:
+            raise errors.pop()
+        return by_formula(config, topology)
+
+    monkeypatch.setattr(planning, 'compiled', compiled)
+    assert planning.search(small(), topology).config.model.remat
+    errors.append(UserError('another mistake'))
+    with pytest.raises(UserError, match='another mistake'):
+        planning.search(small(), topology)
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec('libtpu')), reason='libtpu is there')
+def test_a_search_without_libtpu_says_how_to_have_it():
+    with pytest.raises(UserError, match='--topology=v5e:4x4: compiling for a TPU needs libtpu'):
+        planning.search(small(), parse_topology('v5e:4x4'))
+
+
+@pytest.mark.slow
+def test_a_search_by_formula_compiles_nothing():
+    done = plan('--config=configs/demo.py', '--topology=v5e:1x1', '--search', '--formula', '--json',
+                *(f'--config.model.{name}' for name in ('num_layers=1', 'd_model=32', 'd_ff=64', 'num_heads=4')))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)['by'] == 'formula'
 
 
 @pytest.mark.slow

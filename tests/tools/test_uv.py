@@ -20,6 +20,7 @@ install.find-links='/wheels /more wheels'
 
 def test_a_variable_of_pip_overrides_its_files():
     assert read_settings(LISTING)['index-url'] == 'https://of.variable/simple'
+    assert read_settings("global.cert='g'\ninstall.cert='i'\n:env:.cert='e'") == {'cert': 'e'}
     assert read_settings('install.cert=\'a\'\nglobal.cert=\'b\'\n') == {'cert': 'a'}
 
 
