@@ -1,5 +1,6 @@
 """The table of rules: requirements that involve several options. `configs/checks.py` evaluates the rules."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ def cross_head(name: str, layers: int, heads: int) -> tuple[int, int | None] | N
     is no such head.
     """
     kind, layer, head, *rest = [*name.split(':'), 'mean'] if name.count(':') == 1 else [*name.split(':'), '', '']
-    numbers = [int(text) if text.isdecimal() else 0 for text in (layer, head)]
+    numbers = [int(text) if re.fullmatch('[0-9]{1,9}', text) else 0 for text in (layer, head)]
     exists = 1 <= numbers[0] <= layers and (head == 'mean' or 1 <= numbers[1] <= heads)
     if kind != 'cross' or any(rest) or not exists:
         return None

@@ -155,6 +155,7 @@ def test_wrong_links_are_refused_with_file_and_line(line, message, folder, tmp_p
 @pytest.mark.parametrize('changes, message', [
     ({'train.guided_head': 'cross:7'}, 'must be cross:LAYER:HEAD or cross:LAYER. LAYER is from 1 to 6, and HEAD'),
     ({'train.guided_head': 'cross:1:9'}, 'must be cross:LAYER:HEAD'),
+    ({'train.guided_head': 'cross:1:' + '9' * 5000}, 'must be cross:LAYER:HEAD'),
     ({'train.guided_head': 'encoder:1:1'}, 'must be cross:LAYER:HEAD'),
     ({'train.guided_head': 'cross:1', 'train.guided_alignment': 0.0}, 'has no effect without train.guided_alignment'),
     ({'model.kind': 'rnnsearch', 'model.recurrent.attention': False}, 'needs model.recurrent.attention=True')])
