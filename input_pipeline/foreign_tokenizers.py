@@ -51,7 +51,8 @@ class ForeignTokenizer(Tokenizer):
         self.absent = tuple(sorted({*twice, *(token for token in range(len(SPECIAL)) if first[token] == NONE)}))
         self._renumbered = np.full(size, UNK, np.uint32)
         # A text that contains the name of the padding token gets UNK. Padding is masked, so PAD would shift positions.
-        present = [token for token in range(len(self.order)) if self.order[token] != NONE and token not in (PAD, *twice)]
+        never = (PAD, *twice)
+        present = [token for token in range(len(self.order)) if self.order[token] != NONE and token not in never]
         self._renumbered[self.order[present]] = present
 
     def __len__(self) -> int:

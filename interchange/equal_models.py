@@ -16,6 +16,11 @@ HEAD_AXES = {'query/kernel': 1, 'key/kernel': 1, 'value/kernel': 1, 'query/bias'
              'output/kernel': 0, 'score_weight': 0}  # {array of an attention layer: axis of the heads}
 
 
+def head_widths(model: ConfigDict) -> tuple[int, int]:
+    """Returns the numbers of elements of a head's keys and values, with the default for d_k=0 and d_v=0."""
+    return model.d_k or model.d_model // model.num_heads, model.d_v or model.d_model // model.num_heads
+
+
 def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[ConfigDict, Arrays]:
     """Returns the model with biases of 0 in attention and in the feed-forward sublayers.
 
@@ -85,7 +90,7 @@ def without_heads(model: ConfigDict, arrays: Arrays,
             if f'{layer}/{name}' in arrays:
                 arrays[f'{layer}/{name}'] = np.take(arrays[f'{layer}/{name}'], kept, axis=axis)
         arrays[f'{layer}/output/kernel'][zero] = 0
-    d_k, d_v = (model[name] or model.d_model // model.num_heads for name in ('d_k', 'd_v'))
+    d_k, d_v = head_widths(model)
     return _changed(model, num_heads=count, d_k=d_k, d_v=d_v,
                     num_key_value_heads=min(count, model.num_key_value_heads)), arrays
 

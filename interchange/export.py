@@ -39,11 +39,14 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
 
     Raises:
       UserError: if the run has no such checkpoint, the folder is not empty or cannot be written, or the format cannot
-        express the model.
+        express the model or its config.train.edits.
     """
     folder = _new_folder(output)
     check_devices()
     trained = read_models([expanded(workdir)], str(checkpoint))
+    if trained.config.train.edits and to != 'safetensors':
+        raise UserError(f'{trained.workdirs[0]} was trained with config.train.edits, which {to} cannot apply. Use '
+                        '--to=safetensors')
     options = {'quantization': quantization} if to == 'ctranslate2' else {}
     with naming(folder), written_folder(folder) as temporary:
         FORMATS[to](trained, temporary, **options)

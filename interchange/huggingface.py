@@ -4,6 +4,7 @@ A folder contains config.json, weights in safetensors and a tokenizer. Neither t
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 from configs.checks import check_config
-from input_pipeline.tokenizer import PAD
+from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL
 from interchange import gpt2, llama, marian
 from interchange.equal_models import with_biases, with_plain_embeddings, with_table
 from interchange.foreign_config import ForeignConfig, require
@@ -40,6 +41,8 @@ FAMILIES: dict[str, Any] = {name: family for family in (marian, gpt2, llama) for
 INDEX = 'model.safetensors.index.json'
 ADVICE = 'Use a folder that save_pretrained has written'
 LONGEST = 1024  # the smallest value of max_position_embeddings in an exported translation model
+
+log = logging.getLogger('allyouneed.export')
 
 
 class _Kind(msgspec.Struct):
@@ -127,7 +130,8 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
     """Writes a trained model into an existing folder, as Marian, GPT-2, Llama, Mistral or Qwen2.
 
     The architecture may have parameters that the trained model lacks. Biases of 0 and a table of sinusoids are then
-    added. These parameters do not change the outputs.
+    added. These parameters do not change the outputs. In an imported vocabulary, the start token and the end
+    token can be one token. Then the export has one embedding for both, and logs a warning if their embeddings differ.
 
     Raises:
       UserError: if none of these architectures can express the model. The message names the options.
@@ -154,6 +158,12 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
     orders = {side: original_order(each) for side, each in trained.tokenizers.items()}
     longest = max(data.max_length, LONGEST) if family is marian else data.context
     content = family.fields(model, orders, longest)
+    for side, order in orders.items():
+        table = arrays.get(f'{side}_embedding/embedding', arrays.get('embedding/embedding'))
+        if table is not None and order[BOS] == order[EOS] and not np.array_equal(table[BOS], table[EOS]):
+            log.warning('%s: in the original vocabulary, %s and %s are one token, but their embeddings differ after '
+                        'training. The export contains only the embedding of %s. Use --to=safetensors to keep both',
+                        trained.workdirs[0], SPECIAL[BOS], SPECIAL[EOS], SPECIAL[EOS])
     if family is marian:
         write_translation_tokenizers(trained.tokenizers, folder, model.share_embeddings == 'all')
         write_text(folder / 'generation_config.json', _json(

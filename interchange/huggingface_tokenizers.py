@@ -1,6 +1,7 @@
 """Reads and writes the tokenizers in a model folder of Hugging Face's library transformers."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import sentencepiece
 
 from input_pipeline.foreign_tokenizers import (
+    ForeignTokenizer,
     SentencePieceTokenizer,
     TokenizersTokenizer,
     letters_of_bytes,
@@ -31,6 +33,8 @@ MARIAN = ('source.spm', 'target.spm', 'vocab.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
 
 Content = TypeVar('Content')
+
+log = logging.getLogger('allyouneed.import')
 
 
 class _TokenizerConfig(msgspec.Struct):
@@ -83,19 +87,22 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
         content = _read(path, lambda: read_bytes(path).decode())
         original = _read(path, lambda: tokenizers_library().Tokenizer.from_str(content))
     elif os.path.lexists(path := folder / 'tokenizer.model'):
-        return _sentencepiece(path, config), own.add_bos_token is not False
+        tokenizer = _sentencepiece(path, config)
+        _warn_of_further_ends(folder, config, tokenizer)
+        return tokenizer, own.add_bos_token is not False
     elif (path := folder / 'vocab.json').is_file():
         _require(folder, ('merges.txt',))
         _vocabulary(path, size)
         original = _read(path, lambda: byte_level_bpe(path, folder / 'merges.txt'))
     else:
         raise UserError(f'{folder} has no tokenizer.json, no tokenizer.model and no vocab.json. {ADVICE}')
-    _check_size(path, original.get_vocab_size(), size)
+    _check_size(path, max(original.get_vocab().values(), default=-1) + 1, size)
     unknown = json.loads(original.to_str())['model'].get('unk_token')
     special = _special(folder, config, None if unknown is None else original.token_to_id(unknown))
     tokenizer = _read(path, lambda: tokenizers_tokenizer(original.to_str(), special, size))
-    first = original.encode('a').ids[:1]
-    return tokenizer, bool(own.add_bos_token) or first == [special[BOS]]
+    _warn_of_further_ends(folder, config, tokenizer)
+    begins = _read(path, lambda: _begins(original, special[BOS]))
+    return tokenizer, begins if own.add_bos_token is None else own.add_bos_token
 
 
 def byte_level_bpe(vocabulary: Path, merges: Path) -> Any:
@@ -137,19 +144,20 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
 
 def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> None:
     """Writes the tokenizer of a language model. If `begins` is true, every text begins with the start token."""
-    config: dict[str, Any] = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
+    config: dict[str, Any] = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False,
+                              'add_bos_token': begins}
     if isinstance(tokenizer, SentencePieceTokenizer | SubwordTokenizer):
         is_ours = isinstance(tokenizer, SubwordTokenizer)
         (folder / 'tokenizer.model').write_bytes(
             with_dummy_prefix(tokenizer.model) if is_ours else tokenizer.parts[0])
-        config |= {'tokenizer_class': 'LlamaTokenizer', 'add_bos_token': begins, 'bos_token': SPECIAL[BOS],
-                   'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK]}
+        config |= {'tokenizer_class': 'LlamaTokenizer', 'bos_token': SPECIAL[BOS], 'eos_token': SPECIAL[EOS],
+                   'unk_token': SPECIAL[UNK]}
     elif isinstance(tokenizer, TokenizersTokenizer):
-        write_text(folder / 'tokenizer.json', tokenizer.json)
-        names = {'bos_token': tokenizer.order[BOS], 'eos_token': tokenizer.order[EOS]}
-        config |= {name: tokenizer.name_of(int(number)) for name, number in names.items() if number >= 0}
+        start, end = int(tokenizer.order[BOS]), int(tokenizer.order[EOS])
+        config |= {'bos_token': tokenizer.name_of(start), 'eos_token': tokenizer.name_of(end)}
+        write_text(folder / 'tokenizer.json', _with_start(tokenizer.json, begins, config['bos_token'], start))
     else:
-        write_text(folder / 'tokenizer.json', _as_tokenizer_json(tokenizer))
+        write_text(folder / 'tokenizer.json', _with_start(_as_tokenizer_json(tokenizer), begins, SPECIAL[BOS], BOS))
         config |= {'bos_token': SPECIAL[BOS], 'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK],
                    'pad_token': SPECIAL[PAD]}
     _write_json(folder / TOKENIZER_CONFIG, config)
@@ -183,7 +191,41 @@ def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
     return original.to_str()
 
 
-def _sentencepiece(path: Path, config: ForeignConfig) -> Tokenizer:
+def _begins(tokenizer: Any, start: int | None) -> bool:
+    """Returns whether `tokenizer`, an object of the library, adds the start token. Removes padding and truncation."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer.encode('a').ids[:1] == [start]
+
+
+def _with_start(content: str, begins: bool, name: str, start: int) -> str:
+    """Returns a tokenizer.json that adds the start token to each text if and only if `begins` is true.
+
+    Args:
+      content: the content of a tokenizer.json.
+      begins: whether each text begins with the start token.
+      name: the text of the start token in the library.
+      start: the id of the start token in the library.
+    """
+    library = tokenizers_library()
+    if _begins(library.Tokenizer.from_str(content), start) == begins:
+        return content
+    tokenizer = library.Tokenizer.from_str(content)
+    tokenizer.post_processor = library.processors.TemplateProcessing(
+        single=[name, '$A'], pair=[name, '$A', name, '$B:1'], special_tokens=[(name, start)]) if begins else None
+    return tokenizer.to_str()
+
+
+def _warn_of_further_ends(folder: Path, config: ForeignConfig, tokenizer: ForeignTokenizer) -> None:
+    """Logs a warning if config.json has several end tokens. In this project, a vocabulary has one end token."""
+    ends = config.eos_token_id
+    if isinstance(ends, list) and len(ends) > 1:
+        first, *others = (f'{tokenizer.name_of(number)} ({number})' for number in ends)
+        log.warning('%s: eos_token_id has several end tokens. Only %s ends a text; %s do not', folder / 'config.json',
+                    first, ' and '.join(others))
+
+
+def _sentencepiece(path: Path, config: ForeignConfig) -> ForeignTokenizer:
     model = read_bytes(path)
     processor = _read(path, lambda: sentencepiece.SentencePieceProcessor(model_proto=model))
     _check_size(path, processor.get_piece_size(), config.vocab_size)
@@ -234,8 +276,8 @@ def _vocabulary(path: Path, size: int) -> dict[str, int]:
 
 def _check_size(path: Path, tokens: int, rows: int) -> None:
     if tokens > rows:
-        raise UserError(f'{path} has {tokens} tokens, but config.json has vocab_size={rows}. Use files of the same '
-                        'model')
+        raise UserError(f'{path} has ids of tokens up to {tokens - 1}, but config.json has vocab_size={rows}. Use '
+                        'files of the same model')
 
 
 def _require(folder: Path, names: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from input_pipeline.tokens import BOS, EOS, PAD
+from interchange.equal_models import head_widths
 from interchange.foreign_config import ACTIVATIONS, THEIRS, ForeignConfig, Positive, Rate, Token, require, unsupported
 from interchange.layout import SAME, TRANSPOSED, Link, Way, chain, halves, reordered, reshaped, rows
 from runtime.errors import UserError
@@ -118,11 +119,14 @@ def refusals(model: ConfigDict) -> list[str]:
                 'feed_forward': 'gated', 'score': 'scaled_dot'}
     refused = [f'model.{name}={model[name]}: Llama supports only {value}' for name, value in required.items()
                if model[name] != value]
-    if model.d_k != model.d_v:
-        refused.append(f'model.d_v={model.d_v}: Llama needs d_v=d_k (d_k={model.d_k})')
+    d_k, d_v = head_widths(model)
+    if d_k != d_v:
+        refused.append(f'model.d_v={d_v}: Llama needs d_v=d_k (d_k={d_k})')
+    if model.d_model % model.num_heads and not model.window:  # Mistral's config accepts such a width
+        refused.append(f'model.d_model={model.d_model}: Llama needs a multiple of num_heads={model.num_heads}')
     if model.window and (model.attention_bias != 'none' or model.feed_forward_bias):
         refused.append(f'model.window={model.window}: only Mistral has a window, and Mistral has no biases')
-    if model.attention_bias == 'qkv' and (model.feed_forward_bias or model.d_k):
+    if model.attention_bias == 'qkv' and (model.feed_forward_bias or d_k * model.num_heads != model.d_model):
         refused.append('model.attention_bias=qkv: only Qwen2 supports this value, and Qwen2 does not support '
                        'feed_forward_bias and d_k')
     return refused
@@ -135,7 +139,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
     """
     order = orders['text']
     kind = 'mistral' if model.window else 'qwen2' if model.attention_bias == 'qkv' else 'llama'
-    head_dim = {'head_dim': model.d_k or model.d_model // model.num_heads}
+    head_dim = {'head_dim': head_widths(model)[0]}
     biases = {'attention_bias': model.attention_bias == 'all', 'mlp_bias': model.feed_forward_bias}
     own = {'mistral': head_dim | {'sliding_window': model.window}, 'qwen2': {'use_sliding_window': False},
            'llama': head_dim | biases}[kind]
@@ -183,7 +187,7 @@ def is_derived(name: str) -> bool:
 
 
 def _attention(model: ConfigDict, theirs: str, ours: str) -> list[Link]:
-    d_k, d_model = model.d_k or model.d_model // model.num_heads, model.d_model
+    (d_k, _), d_model = head_widths(model), model.d_model
     groups = model.num_key_value_heads or model.num_heads
     links = [Link(f'{theirs}.o_proj.weight', {f'{ours}/output/kernel': chain(
         TRANSPOSED, reshaped((-1, d_model), (model.num_heads, -1, d_model)))})]

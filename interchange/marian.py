@@ -14,6 +14,7 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from input_pipeline.tokens import BOS, EOS, PAD, UNK
+from interchange.equal_models import head_widths
 from interchange.foreign_config import ACTIVATIONS, THEIRS, ForeignConfig, Rate, Token, require
 from interchange.layout import TRANSPOSED, Link, Way, chain, halves, reordered, reshaped, rows
 from runtime.schema import Size
@@ -86,7 +87,9 @@ def refusals(model: ConfigDict) -> list[str]:
                if model[name] != value]
     if model.num_key_value_heads not in (0, model.num_heads):
         refused.append(f'model.num_key_value_heads={model.num_key_value_heads}: Marian supports only num_heads')
-    if any(width not in (0, model.d_model // model.num_heads) for width in (model.d_k, model.d_v)):
+    if model.d_model % model.num_heads:
+        refused.append(f'model.d_model={model.d_model}: Marian needs a multiple of num_heads={model.num_heads}')
+    elif {*head_widths(model)} != {model.d_model // model.num_heads}:
         refused.append('model.d_k and model.d_v: Marian supports only d_model / num_heads')
     return refused
 

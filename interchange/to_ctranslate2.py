@@ -18,6 +18,7 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from input_pipeline.tokenizer import BOS, EOS, SPECIAL, UNK
+from interchange.equal_models import head_widths
 from interchange.tokenizer_files import unique_pieces, write_tokenizers
 from model.embedding import with_absent
 from model.positional import MAX_DISTANCE, sinusoids
@@ -34,7 +35,7 @@ def refusals(config: ConfigDict) -> list[str]:
     model = config.model
     if model.kind not in ('transformer', 'language_model'):
         return [f'model.kind={model.kind}: CTranslate2 supports only transformer and language_model']
-    d_k, d_v = _head_widths(model)
+    d_k, d_v = head_widths(model)
     possible = {
         f'model.score={model.score}': model.score != 'additive',
         f'model.score={model.score} together with model.position=rotary':
@@ -70,10 +71,6 @@ def write_ctranslate2(trained: TrainedModel, folder: Path, quantization: str = '
     spec.optimize(quantization=None if quantization == 'float32' else quantization)
     spec.save(str(folder))
     write_tokenizers(trained.tokenizers, folder)
-
-
-def _head_widths(model: ConfigDict) -> tuple[int, int]:
-    return model.d_k or model.d_model // model.num_heads, model.d_v or model.d_model // model.num_heads
 
 
 class _Writer:
@@ -125,7 +122,7 @@ class _Writer:
         activation = getattr(importlib.import_module('ctranslate2.specs.common_spec').Activation,
                              ACTIVATIONS[self.model.activation])
         options = {'pre_norm': self.model.norm == 'pre', 'activation': activation,
-                   'head_dim': _head_widths(self.model)[0], 'rms_norm': self.model.norm_function == 'rms_norm',
+                   'head_dim': head_widths(self.model)[0], 'rms_norm': self.model.norm_function == 'rms_norm',
                    'ffn_glu': self.model.feed_forward == 'gated'}
         if self.model.num_key_value_heads not in (0, self.model.num_heads):
             options |= {'num_heads_kv': self.model.num_key_value_heads}

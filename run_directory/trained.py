@@ -130,10 +130,7 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
     if TASKS[first.config.task].answerer not in CAN_JOIN:
         raise UserError(f'{first.workdirs[0]} is a run of task={first.config.task}, which cannot be in an ensemble. '
                         'Use runs that translate or generate text')
-    for member in models:
-        if member.config.train.edits:
-            raise UserError(f'{member.workdirs[0]} was trained with config.train.edits. An ensemble cannot apply these '
-                            'edits. Use runs without config.train.edits')
+    _refuse_edits(models, 'An ensemble')
     for member in models[1:]:
         if difference := vocabulary_difference(first.config, first.tokenizers, member):
             raise UserError(f'{member.workdirs[0]} {difference} than {first.workdirs[0]}. The runs of an ensemble must '
@@ -183,12 +180,13 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
     """Reads the teacher model in config.train.teacher. If the option lists several runs, the teacher is their ensemble.
 
     Raises:
-      UserError: if the teacher cannot be read, has another task or vocabulary than this run, or does not support texts
-        of the maximum length of this run.
+      UserError: if the teacher cannot be read, was trained with edits, has another task or vocabulary than this run,
+        or does not support texts of the maximum length of this run.
     """
     option = f'config.train.teacher={config.train.teacher}'
-    teacher = join_models([read_model(path, config.train.teacher_checkpoint)
-                           for path in run_paths(config.train.teacher)])
+    models = [read_model(path, config.train.teacher_checkpoint) for path in run_paths(config.train.teacher)]
+    _refuse_edits(models, 'A teacher')
+    teacher = join_models(models)
     if difference := vocabulary_difference(config, data.tokenizers, teacher):
         raise UserError(f'{option}: the teacher {teacher.workdirs[0]} {difference} than this run. Use a teacher with '
                         'the same task and vocabulary')
@@ -197,6 +195,14 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
         raise UserError(f'{option}: the teacher supports at most {limit} tokens, but config.{longest}='
                         f'{flatten(config)[longest]}. Lower config.{longest} to {limit}')
     return teacher
+
+
+def _refuse_edits(models: Sequence[TrainedModel], user: str) -> None:
+    """Raises UserError if a model was trained with edits. `user` names what would compute the model without them."""
+    for trained in models:
+        if trained.config.train.edits:
+            raise UserError(f'{trained.workdirs[0]} was trained with config.train.edits. {user} cannot apply these '
+                            'edits. Use runs without config.train.edits')
 
 
 @contextlib.contextmanager

@@ -36,8 +36,8 @@ def tokenizer():
     return train_tokenizer(LINES, kind='bpe', vocab_size=300, split_digits=False, normalization='identity')
 
 
-def small_model(name, workdir):
-    """Returns a random model of the form `name`."""
+def small_model(name, workdir, **options):
+    """Returns a random model of the form `name`. `options` are options of config.model."""
     config, translates = base.get_config(), name.startswith('marian')
     config.update_from_flattened_dict({
         'task': 'translation' if translates else 'language_model',
@@ -45,7 +45,7 @@ def small_model(name, workdir):
         'model.d_ff': 12, 'model.num_heads': 4, 'data.tokenizer.vocab_size': len(tokenizer()),
         **({'data.max_length': 24, 'data.tokenizer.joint': name == 'marian'} if translates else
            {'data.context': 24, 'eval.metric': 'loss'}),
-        **{f'model.{option}': value for option, value in POSSIBLE[name].items()}})
+        **{f'model.{option}': value for option, value in (POSSIBLE[name] | options).items()}})
     sides = ('source', 'target') if translates else ('text',)
     sizes = {f'{side}_vocab_size'.removeprefix('text_'): len(tokenizer()) for side in sides}
     module, ones = build_model(config.model, **sizes, pad=PAD), jnp.ones((1, 3), jnp.int32)

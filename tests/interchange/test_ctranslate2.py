@@ -11,17 +11,20 @@ from flax.core import meta
 ctranslate2 = pytest.importorskip('ctranslate2', reason="it is in the extra 'interchange', and is not installed here")
 
 import sentencepiece
+import tokenizers
 
 import inference
 from configs import base
 from inference.text import SearchOptions
-from input_pipeline.tokenizer import BOS, EOS, PAD, CharTokenizer
+from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer, tokenizers_tokenizer
+from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, CharTokenizer
 from interchange.export import export
 from interchange.to_ctranslate2 import write_ctranslate2
 from interchange.tokenizer_files import unique_pieces
 from model.build import build_model
 from run_directory.trained import TrainedModel
 from runtime.errors import UserError
+from tests.interchange import originals
 
 pytestmark = pytest.mark.interchange
 
@@ -47,19 +50,22 @@ IMPOSSIBLE = [
     ('language_model', {'position': 'rotary', 'rotary_scaling': 'llama3'})]
 
 
-def random_model(kind, options, workdir):
+def random_model(kind, options, workdir, tokenizer=TOKENIZER):
     config = base.get_config()
     translates = kind == 'transformer'
     config.update_from_flattened_dict({
         'task': 'translation' if translates else 'language_model', 'model.kind': kind, 'model.num_layers': 2,
         'model.d_model': 32, 'model.d_ff': 48, 'model.num_heads': 4,
         **{f'model.{name}': value for name, value in options.items()}})
-    sizes = dict.fromkeys(('source_vocab_size', 'target_vocab_size'), SIZE) if translates else {'vocab_size': SIZE}
+    sizes = dict.fromkeys(('source_vocab_size', 'target_vocab_size') if translates else ('vocab_size',), len(tokenizer))
+    counts = len(sizes)
+    if tokenizer.absent:
+        sizes |= {'absent': list(tokenizer.absent)}
     module, ones = build_model(config.model, **sizes, pad=PAD), jnp.ones((1, 3), jnp.int32)
-    params = meta.unbox(module.init(jax.random.key(0), *[ones] * len(sizes)))['params']
+    params = meta.unbox(module.init(jax.random.key(0), *[ones] * counts))['params']
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: leaf + rng.normal(scale=0.1, size=leaf.shape).astype(np.float32), params)
-    tokenizers = dict.fromkeys(('source', 'target') if translates else ('text',), TOKENIZER)
+    tokenizers = dict.fromkeys(('source', 'target') if translates else ('text',), tokenizer)
     return TrainedModel([workdir], config, module, params, [0], tokenizers, sizes)
 
 
@@ -94,6 +100,56 @@ def test_log_probabilities_are_ours(kind, options, tmp_path):
     for row, tokens in enumerate(written):
         ours = log_probs[row, np.arange(len(tokens)), tokens]
         np.testing.assert_allclose(found[row].log_probs[:len(tokens)], ours, atol=1e-4)
+
+
+def imported_gpt2():
+    original = originals.gpt2()
+    end = original.token_to_id('<|endoftext|>')
+    return tokenizers_tokenizer(original.to_str(), [None, end, end, None], original.get_vocab_size())
+
+
+def imported_llama():
+    model = originals.llama_model()
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return sentencepiece_tokenizer(model, [None, 1, 2, 0], processor.get_piece_size())
+
+
+def imported_marian():
+    model = originals.sentencepiece_model()
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    size = processor.get_piece_size() - 50  # the remaining pieces are unknown tokens
+    pieces = ['</s>', '<unk>', *(processor.id_to_piece(number) for number in range(3, size)), '<pad>']
+    return sentencepiece_tokenizer(model, [None, len(pieces) - 1, 0, 1], len(pieces),
+                                   {piece: number for number, piece in enumerate(pieces)})
+
+
+@pytest.mark.parametrize('kind, make', [('language_model', imported_gpt2), ('language_model', imported_llama),
+                                        ('transformer', imported_marian)])
+def test_an_imported_model_reads_the_tokens_of_the_exported_tokenizer(kind, make, tmp_path):
+    trained = random_model(kind, {}, tmp_path, make())
+    write_ctranslate2(trained, tmp_path)
+    lines = ['the man is in the house', 'you are 3.14 with him', 'où est Straße 你好?']
+
+    def encoded(side):
+        if (tmp_path / 'tokenizer.json').exists():
+            original = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+            return [original.encode(line, add_special_tokens=False).tokens for line in lines]
+        return sentencepiece.SentencePieceProcessor(str(tmp_path / f'{side}.spm')).encode(lines, out_type=str)
+
+    ours = [make().encode(line) for line in lines]
+    if kind == 'transformer':
+        found = ctranslate2.Translator(str(tmp_path), compute_type='float32').score_batch(
+            encoded('source'), encoded('target'))
+        inputs = padded([[*row, EOS] for row in ours]), padded([[BOS, *row] for row in ours])
+    else:
+        found = ctranslate2.Generator(str(tmp_path), compute_type='float32').score_batch(
+            [[SPECIAL[BOS], *row] for row in encoded('text')])
+        inputs = padded([[BOS, *row[:-1]] for row in ours]),
+    log_probs = np.asarray(jax.nn.log_softmax(trained.module.apply(
+        {'params': trained.params}, *map(jnp.asarray, inputs))))
+    for row, tokens in enumerate(ours):
+        np.testing.assert_allclose(found[row].log_probs[:len(tokens)], log_probs[row, np.arange(len(tokens)), tokens],
+                                   atol=1e-4)
 
 
 @pytest.mark.parametrize('kind, options', IMPOSSIBLE, ids=str)

@@ -13,12 +13,17 @@ import safetensors.numpy
 
 import inference
 from inference.options import SearchOptions
+from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer
+from input_pipeline.tokens import BOS, EOS
 from interchange import export as export_module
 from interchange.export import export
 from interchange.folders import read_models
+from interchange.huggingface import write_huggingface
+from interchange.safetensors_folder import write_safetensors
+from interchange.tokenizer_files import with_dummy_prefix
 from runtime.errors import UserError
 from tests.bad_inputs.imports import with_arrays
-from tests.interchange.small_models import LINES, write_small
+from tests.interchange.small_models import LINES, small_model, write_small
 from training.imported import import_weights
 
 GREEDY = SearchOptions(method='greedy', extra_length=3)
@@ -56,6 +61,49 @@ def test_an_export_inside_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match='is inside .*run'):
         export(tmp_path / 'run', tmp_path / 'run' / 'data' / 'x', 'safetensors')
     assert not (tmp_path / 'run' / 'data' / 'x').exists()
+
+
+@pytest.mark.parametrize('format', ['ctranslate2', 'huggingface'])
+def test_a_run_with_edits_is_exported_only_in_our_own_format(format, tmp_path):
+    (tmp_path / 'run').mkdir()
+    trained = small_model('gpt2', tmp_path / 'run')
+    trained.config.train.edits = '[{"edit": "zero", "place": "encoder/layers_0"}]'
+    write_safetensors(trained, tmp_path / 'run')
+    with pytest.raises(UserError, match=f'run was trained with config.train.edits, which {format} cannot apply. Use '
+                                        '--to=safetensors'):
+        export(tmp_path / 'run', tmp_path / 'export', format)
+    assert [path.name for path in tmp_path.iterdir()] == ['run']
+    export(tmp_path / 'run', tmp_path / 'export', 'safetensors')
+    assert inference.load(tmp_path / 'export').config.train.edits == trained.config.train.edits
+
+
+@pytest.mark.parametrize('name', ['gpt2', 'marian', 'llama'])
+def test_a_model_whose_heads_do_not_divide_its_width_is_refused(name, tmp_path):
+    with pytest.raises(UserError, match='config.model.d_model=66: .* needs a multiple of num_heads=4'):
+        write_huggingface(small_model(name, tmp_path, d_model=66, d_k=16, d_v=16), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_llama_accepts_equal_widths_of_keys_and_values(tmp_path):
+    trained = small_model('llama', tmp_path, d_model=64, d_k=16, scale_embeddings=False)
+    write_huggingface(trained, tmp_path)
+    assert jax.tree.all(jax.tree.map(np.array_equal, read_models([tmp_path], 'best').params, trained.params))
+    with pytest.raises(UserError, match=r'config.model.d_v=16: Llama needs d_v=d_k \(d_k=8\)'):
+        write_huggingface(small_model('llama', tmp_path, d_model=64, d_k=8), tmp_path)
+
+
+def test_an_export_names_the_start_token_that_its_format_merges_with_the_end_token(tmp_path, caplog):
+    trained = small_model('gpt2', tmp_path, scale_embeddings=False)
+    size = len(trained.tokenizers['text'])
+    text = sentencepiece_tokenizer(with_dummy_prefix(trained.tokenizers['text'].model), [None, 2, 2, 3], size)
+    table = np.resize(np.float32([0, 1, 2]), (len(text), 8))
+    for equal in True, False:
+        table[BOS] = table[EOS] + (not equal)
+        params = trained.params | {'embedding': {'embedding': table}}
+        write_huggingface(trained._replace(params=params, tokenizers={'text': text}), tmp_path)
+        assert ('<s> and </s> are one token' in caplog.text) is not equal
+    read = read_models([tmp_path], 'best').params['embedding']['embedding']
+    np.testing.assert_array_equal(read[EOS], table[EOS])
 
 
 def test_a_full_disk_leaves_nothing_of_an_export(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Tokenizers of imported models against the libraries that they come from, on 10,000 lines of mixed scripts."""
 
 import functools
+import json
 import os
 import pickle
 
@@ -13,10 +14,12 @@ for library in 'tokenizers', 'transformers':
 import sentencepiece
 import tokenizers
 import transformers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from input_pipeline.foreign_tokenizers import NONE, sentencepiece_tokenizer, tokenizers_tokenizer
-from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, load_tokenizer
+from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, ByteTokenizer, CharTokenizer, load_tokenizer
+from interchange.foreign_config import ForeignConfig
+from interchange.huggingface_tokenizers import original_order, read_text_tokenizer, write_text_tokenizer
 from runtime.errors import UserError
 from tests.interchange import originals
 from tests.interchange.lines import mixed_lines, sentences
@@ -196,6 +199,77 @@ def test_a_space_that_a_tokenizer_drops_is_not_repeated_in_the_continuation():
     assert before == tokenizer.encode('the and')
     assert tokenizer.continuation(before, after, 'the and ') == 'is'
     assert tokenizer.continuation(before, after, 'the and') == ' is'
+
+
+def test_a_text_contains_no_padding():
+    """Padding is masked, so a text with the name of the token would shift the positions of its continuation."""
+    original = originals.llama_3()
+    original.add_special_tokens(['<pad>'])
+    begin, end, pad = map(original.token_to_id, ('<|begin_of_text|>', '<|end_of_text|>', '<pad>'))
+    ours = tokenizers_tokenizer(original.to_str(), [pad, begin, end, None], original.get_vocab_size())
+    assert ours.encode('the<pad>man') == [*ours.encode('the'), UNK, *ours.encode('man')]
+
+
+def read_with(folder, original, size=None, end=2, **config):
+    """Reads a tokenizer.json from a folder. `config` is the content of tokenizer_config.json."""
+    original.save(str(folder / 'tokenizer.json'))
+    (folder / 'tokenizer_config.json').write_text(json.dumps(config))
+    return read_text_tokenizer(folder, ForeignConfig(
+        model_type='llama', vocab_size=size or original.get_vocab_size(), bos_token_id=1, eos_token_id=end))
+
+
+@pytest.mark.parametrize('vocabulary, message', [
+    ({'a': 0, 'b': 1, '<e>': 2, 'z': 700}, 'tokenizer.json has ids of tokens up to 700, .* vocab_size=10'),
+    ({'b': 0, '<s>': 1, '</s>': 2}, 'tokenizer.json cannot be read as a tokenizer: WordLevel error: Missing')])
+def test_a_tokenizer_json_that_cannot_encode_is_refused(vocabulary, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        read_with(tmp_path, tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token='<unk>')), size=10)
+
+
+def beginning(begins=True):
+    vocabulary = {'a': 0, '<s>': 1, '</s>': 2, '<unk>': 3}
+    original = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token='<unk>'))
+    if begins:
+        original.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 1)])
+    return original
+
+
+def test_padding_of_the_file_does_not_hide_the_start_token(tmp_path):
+    original = beginning()
+    original.enable_padding(direction='left', pad_id=3, length=8)
+    assert read_with(tmp_path, original)[1]
+
+
+def test_an_explicit_add_bos_token_decides_whether_texts_begin_with_the_start_token(tmp_path):
+    for in_file in False, True:
+        assert read_with(tmp_path, beginning(in_file))[1] is in_file
+        for explicit in False, True:
+            assert read_with(tmp_path, beginning(in_file), add_bos_token=explicit)[1] is explicit
+
+
+WRITTEN = {**TOKENIZERS, 'bytes': lambda: [ByteTokenizer()], 'characters': lambda: [CharTokenizer(
+    json.dumps({'kind': 'char', 'characters': ' aehmnt'}).encode())]}
+
+
+@pytest.mark.parametrize('begins', [False, True])
+@pytest.mark.parametrize('make', WRITTEN.values(), ids=WRITTEN)
+def test_a_written_tokenizer_begins_texts_as_the_run_does(make, begins, tmp_path):
+    ours, order = make()[0], original_order(make()[0])
+    write_text_tokenizer(ours, tmp_path, begins)
+    size, begin, end = int(order.max()) + 1, int(order[BOS]), int(order[EOS])
+    again, found = read_text_tokenizer(tmp_path, ForeignConfig(
+        model_type='llama', vocab_size=size, bos_token_id=begin, eos_token_id=end))
+    text = 'the man'
+    expected = order[ours.encode(text)].tolist()
+    assert found is begins and again.order[again.encode(text)].tolist() == expected
+    if make is not llama:  # transformers needs a config.json for tokenizer.model
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+        assert theirs(text).input_ids == [begin] * begins + expected
+
+
+def test_further_end_tokens_are_named(tmp_path, caplog):
+    read_with(tmp_path, beginning(), end=[2, 3, 0])
+    assert 'eos_token_id has several end tokens. Only </s> (2) ends a text; <unk> (3) and a (0) do not' in caplog.text
 
 
 def test_pieces_of_bytes_are_readable():

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import flax.linen as nn
 import jax
@@ -15,11 +16,15 @@ import pytest
 
 import inference
 from benchmarks.modes import VOCABULARY, Mode, compiled, ragged_batch, train
+from input_pipeline.data import Data
 from model.blocks import BlockConfig
 from model.ensemble import Ensemble
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
 from model.transformer import Transformer
+from run_directory import trained
+from runtime.errors import UserError
+from tests.random_run import random_run
 from tests.scripts import ROOT, parameters, script, train_arguments
 from tests.training.test_objective import Noisy, batch_of, log_softmax
 from training.objective import distilled, r_drop, simcut
@@ -117,6 +122,14 @@ def test_a_mesh_learns_what_one_device_learns(mode):
     np.testing.assert_allclose(found, losses, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, one.params)
     assert abs(losses[0] - train(compiled(Mode()))[1][0]) > 1e-3
+
+
+def test_a_teacher_with_edits_is_refused(monkeypatch):
+    teacher = random_run('language_model')._trained
+    teacher.config.train.update({'teacher': 'random', 'edits': '[{"edit": "zero", "place": "encoder/layers_0"}]'})
+    monkeypatch.setattr(trained, 'read_model', lambda path, checkpoint: teacher)
+    with pytest.raises(UserError, match='random was trained with config.train.edits. A teacher cannot apply these'):
+        trained.read_teacher(teacher.config, Mock(Data, tokenizers=teacher.tokenizers))
 
 
 # Runs
