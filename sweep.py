@@ -139,7 +139,9 @@ def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[
 
 
 def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> list[str]:
-    """Runs jobs, and logs the progress and the result of each job. On Ctrl-C or a signal, all runs save and stop.
+    """Runs jobs, and logs the progress and the result of each job.
+
+    On Ctrl-C, a signal or an error, all runs save and stop.
 
     Returns the names of the jobs that stopped because the disk is full.
     """
@@ -147,7 +149,9 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, to
 
     full = []
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Under nohup, SIGHUP is ignored, so the sweep continues when its terminal closes.
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    for number in (signal.SIGINT, signal.SIGTERM, *hangup):
         signal.signal(number, signal.default_int_handler)
     try:
         with logged_regularly(progress):
@@ -166,9 +170,10 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, to
                 else:
                     log.error('%d of %d: %s failed, %s. The end of %s:\n%s', ended, total, job.name,
                               job.failure.read_text().strip(), job.log, last_lines(job.log))
-    except KeyboardInterrupt:
+    except BaseException as error:
         executor.stop()
-        log.info('the sweep was interrupted. Run the same command again to resume it')
+        if isinstance(error, KeyboardInterrupt):
+            log.info('the sweep was interrupted. Run the same command again to resume it')
         raise
     return full
 

@@ -12,6 +12,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
+from configs.options import TEXTS
+from configs.tasks import TASKS
 from input_pipeline.data import Data, read_sizes
 from input_pipeline.input_format import InputFormat
 from input_pipeline.kept_data import KEPT, load_tokenizers
@@ -67,10 +69,15 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
       {name: initial values}. Parameters that are initialised randomly have no entry.
 
     Raises:
-      UserError: if the other run cannot be read, or if its model has other sizes.
+      UserError: if the other run cannot be read, if only one of the two tasks reads text, or if the model of the other
+        run has other sizes.
     """
     path, choice = split_choice(config.train.init_from)
-    params, steps = Checkpoints(path, metric=read_config(path).eval.metric).parameters(choice)
+    parent = read_config(path)
+    if _reads_text(parent.task) != _reads_text(config.task):
+        raise UserError(f'config.train.init_from={config.train.init_from}: that run has task={parent.task}, this run '
+                        f'has task={config.task}, and only one of these tasks reads text. Use a run of the same task')
+    params, steps = Checkpoints(path, metric=parent.eval.metric).parameters(choice)
     tokenizers = load_tokenizers(path / KEPT) if data.tokenizers else {}
     fresh_head = not data.tokenizers and _outputs_differ(path, data)
     saved: dict[str, Any] = flatten_dict(params, sep='/')
@@ -125,6 +132,10 @@ def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
         return leaf.replace_boxed(array) if isinstance(leaf, nn.meta.AxisMetadata) else array
 
     return unflatten_dict(leaves | {name: replaced(leaves[name], *initial[name]) for name in initial}, sep='/')
+
+
+def _reads_text(task: str) -> bool:
+    return TASKS[task].data in TEXTS['task.data']
 
 
 def _outputs_differ(path: Path, data: Data) -> bool:

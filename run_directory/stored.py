@@ -43,9 +43,10 @@ def stored_paths(folder: Path) -> Any:
 def read_arrays(folder: Path, paths: Iterable[str]) -> dict[str, Shaped[np.ndarray, '...']]:
     """Reads the arrays with the given paths, such as 'params/Dense_0/kernel', from the folder STEP/state."""
     driver, paths = 'zarr3' if _metadata(folder).get('use_zarr3') else 'zarr', list(paths)
+    base = {'driver': 'file', 'path': f'{folder.absolute()}/'}  # not a URL, where '#', '?' and '%' have a meaning
     opened = [tensorstore.open({'driver': driver, 'kvstore': {
-        'driver': 'ocdbt', 'base': f'file://{folder.absolute()}/', 'path': f'{path.replace("/", ".")}/'}},
-        open=True, read=True) for path in paths]
+        'driver': 'ocdbt', 'base': base, 'path': f'{path.replace("/", ".")}/'}}, open=True, read=True)
+        for path in paths]
     read = [store.result().read() for store in opened]  # all arrays are read at the same time
     return {path: np.asarray(array.result()) for path, array in zip(paths, read, strict=True)}
 

@@ -41,6 +41,9 @@ VISIBLE = 20  # maximum time, in seconds, that the other processes wait for a fi
 # Files of a run. Other commands must not replace these files with their outputs.
 OWN = (CONFIG, CHANGES, LOCK, OWNER, KEPT, METRICS_FILE, 'checkpoints')
 SPLITS = ('train', 'validation')  # the splits that training reads
+# Options that name the data and the teacher. Their values may change if the content is the same, which training checks.
+NAMING_INPUTS = ('data.dir', 'data.file', 'train.teacher', 'train.teacher_checkpoint')
+RESTORE = 'Restore the file from a copy of the run'
 
 log = logging.getLogger('allyouneed.train')
 
@@ -136,7 +139,7 @@ class RunDirectory:
     def _lowered(self) -> dict[str, Any]:
         """Returns {option: requested value} for options that were lowered because there was too little data."""
         path = self.path / KEPT / LOWERED
-        return read_json(path, 'Restore the file from a copy of the run') if path.exists() else {}
+        return read_json(path, RESTORE) if path.exists() else {}
 
     def check_data(self, data: Data) -> None:
         """Raises UserError if `data` differs from the data of the resumed run. The message names the changes."""
@@ -145,23 +148,45 @@ class RunDirectory:
                             'the previous data, or use another --workdir')
 
     def check_objective(self, objective: Objective) -> None:
-        """Raises UserError if the teacher in `objective` differs from the teacher of the resumed run."""
-        path = self.path / KEPT / TEACHER
-        if (self.resumed and path.exists()
-                and read_json(path, 'Restore the file from a copy of the run') != _arrays(objective)):
+        """Raises UserError if the teacher in `objective` differs from the teacher of the resumed run.
+
+        A teacher also differs from no teacher. An imported run that has not been trained yet may get any teacher.
+        """
+        if not self.resumed or not self._inputs_recorded():
+            return
+        path, now = self.path / KEPT / TEACHER, _arrays(objective)
+        before = read_json(path, RESTORE) if path.exists() else {}
+        if now and not before:
+            raise UserError(f'config.train.teacher: the run in {self.path} began without a teacher. Remove this option '
+                            'and config.train.teacher_checkpoint, or use another --workdir')
+        if now != before:
             raise UserError(f'the parameters of the teacher have changed since the run in {self.path} began. Restore '
                             'the previous teacher, or use another --workdir. If the teacher has been trained further, '
                             'set config.train.teacher_checkpoint to the step with which this run began')
 
     def claim(self, config: ConfigDict, data: Data, objective: Objective) -> None:
-        """Writes the files of a new run that decode.py needs, or records the changed options of a resumed run."""
+        """Writes the files of a new run that decode.py needs, or records the changed options of a resumed run.
+
+        A run that was imported gets the fingerprints of its data when it is first trained.
+        """
         if self.resumed:
+            from_leader('the fingerprints', lambda: None if self._inputs_recorded() else self._record_inputs(
+                data, objective))
             return self._record_changes(config)
         from_leader('the run directory', lambda: self._create(config, data, objective))
         self._check_shared()
 
     def report_finished(self, config: ConfigDict) -> None:
-        """Records the changed options of a run that is already finished, and logs at which step it finished."""
+        """Records the changed options of a run that is already finished, and logs at which step it finished.
+
+        Does not record new paths of the data and the teacher, because a finished run does not read and check them.
+        These options get the values of the run in `config`.
+        """
+        for key in [key for key in NAMING_INPUTS if key in self._changed]:
+            old, new = self._changed.pop(key)
+            config.update_from_flattened_dict({key: old})
+            log.info('config.%s=%r is not recorded, because this run is finished and does not read its data or its '
+                     'teacher again. The run keeps %r', key, new, old)
         self._record_changes(config)
         log.info('this run is finished, at step %d', self.finished_at)
 
@@ -172,15 +197,23 @@ class RunDirectory:
             raise UserError(f'--workdir={self.path}: another training has just started in this directory. Use another '
                             '--workdir')
         data.keep(self.path / KEPT)
-        write_text(self.path / KEPT / FINGERPRINTS,
-                   json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
+        self._record_inputs(data, objective)
         now = flatten(config)
         if lowered := {key: value for key, value in self._opened.items()
                        if now[key] != value and (key, value) != MEASURED}:
             write_text(self.path / KEPT / LOWERED, json.dumps(lowered, indent=2) + '\n')
+        self._write_config(config)
+
+    def _record_inputs(self, data: Data, objective: Objective) -> None:
+        """Writes the checksums of the teacher and then, as the sign that both are recorded, the data's fingerprints."""
         if arrays := _arrays(objective):
             write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')
-        self._write_config(config)
+        write_text(self.path / KEPT / FINGERPRINTS,
+                   json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
+
+    def _inputs_recorded(self) -> bool:
+        """Returns whether the run has the fingerprints of its data. Imported runs have none before training."""
+        return read_json(self.path / KEPT / FINGERPRINTS, RESTORE).keys() >= {*SPLITS}
 
     def _record_changes(self, config: ConfigDict) -> None:
         def record():
@@ -288,11 +321,11 @@ def may_change(key: str) -> str | None:
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
     """Returns one message for each split with changed data, such as 'train: train.en, train.de' (the changed files)."""
     path = workdir / KEPT / FINGERPRINTS
-    saved = read_json(path, 'Restore the file from a copy of the run')
+    saved = read_json(path, RESTORE)
     changed = []
     for split in splits:
         if not isinstance(saved.get(split, {}), dict):
-            raise UserError(f'{path} is damaged: {split} is not a JSON object. Restore the file from a copy of the run')
+            raise UserError(f'{path} is damaged: {split} is not a JSON object. {RESTORE}')
         current = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
         if split in saved and current != saved[split]:
             digests = _files(saved[split])

@@ -127,10 +127,6 @@ class Greatest:
         self._pending = maxima(jax.make_array_from_process_local_data(rows, own))
         return [0.0] * len(values) if previous is None else np.asarray(previous).tolist()
 
-    def forget(self) -> None:
-        """Forgets the values of the previous call, so that the next call does not return their maxima."""
-        self._pending = None
-
 
 @functools.cache
 def _maxima() -> tuple[Callable[[jax.Array], jax.Array], NamedSharding]:

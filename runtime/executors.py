@@ -61,6 +61,15 @@ class Job:
 
     def __call__(self, environment: dict[str, str] | None = None) -> int:
         """Runs the commands until one fails. Returns 0, the exit status of the failed command, or FULL."""
+        try:
+            return self._run_commands(environment)
+        except OSError as error:  # from writing the log or the reason of a failure
+            if error.errno in FULL_DISK:
+                return FULL
+            raise
+
+    def _run_commands(self, environment: dict[str, str] | None) -> int:
+        """Does the work of `__call__`. Raises OSError if the log cannot be written."""
         self.failure.unlink(missing_ok=True)
         begin = self.log.stat().st_size if self.log.exists() else 0
         for command in self.commands:
@@ -121,7 +130,7 @@ class Executor(Protocol):
         ...
 
     def stop(self) -> None:
-        """Stops all runs after the sweep was interrupted. The runs can resume later."""
+        """Stops all runs after the sweep was interrupted or has failed. The runs can resume later."""
 
 
 class Local(Executor):

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+import sweep as sweep_script
 from analysis import sweeping
 from analysis.compare import RunRecord
 from analysis.sweeping import Progress, logged_regularly
 from configs import demo
 from configs.options import flatten
+from runtime.executors import FULL, Job, Local
 
 ROOT = Path(__file__).parent.parent
 TRAIN = '''
@@ -219,6 +221,17 @@ def test_a_sweep_that_is_stopped_stops_its_runs_and_goes_on_later(bench):
 
 
 @pytest.mark.slow
+def test_a_sweep_under_nohup_outlives_its_terminal(bench):
+    (bench / 'slow').touch()
+    process = subprocess.Popen(['nohup', *command(bench)], cwd=bench, stderr=subprocess.PIPE, text=True,
+                               stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, env=ENVIRONMENT)
+    wait_for(bench / 'out/num_heads=4,seed=0/began')
+    process.send_signal(signal.SIGHUP)
+    (bench / 'slow').unlink()
+    assert 'num_heads=4,seed=1 finished' in process.communicate(timeout=600)[1] and process.returncode == 0
+
+
+@pytest.mark.slow
 def test_a_sweep_waits_for_the_runs_that_outlived_another(bench):
     process = start(bench)
     process.kill()
@@ -344,6 +357,24 @@ fcntl.flock = no_locks
     done = sweep(bench, heads=[1], seeds=1)
     assert done.returncode == 0 and 'num_heads=1,seed=0 finished' in done.stderr, done.stderr
     assert f'{bench}/out cannot be locked (No locks available)' in done.stderr
+
+
+def test_a_log_on_a_full_disk_is_no_failure(tmp_path):
+    (tmp_path / 'one.log').symlink_to('/dev/full')
+    job = Job('one', [[sys.executable, '-c', '']], tmp_path / 'one.log')
+    assert list(Local(1).run([job])) == [(job, FULL)] and not job.failure.exists()
+
+
+def test_an_error_of_the_sweep_stops_its_runs(progress, tmp_path):
+    stopped = []
+
+    def run(jobs):
+        raise PermissionError(13, 'Permission denied')
+        yield
+
+    with pytest.raises(PermissionError):
+        sweep_script.run_jobs(types.SimpleNamespace(run=run, stop=lambda: stopped.append(True)), [], progress, 0)
+    assert stopped
 
 
 @pytest.mark.slow

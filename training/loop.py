@@ -233,7 +233,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
         return
 
     pending, shapes, greatest, remaining = [], set(), Greatest(), RemainingTime(config)
-    began, saved = time.perf_counter(), time.monotonic()
+    began, saved, just_saved = time.perf_counter(), time.monotonic(), False
     with show_bar(first, last) as bar:
         for step, batch in enumerate(prefetch(parts.plan, first, last, parts.compiled.part), first + 1):
             profiler.before(step)
@@ -249,7 +249,10 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
             profiler.after(step, sums)
             bar.show_step(remaining.seconds_after(step))
             minutes, requested = greatest((time.monotonic() - saved) / 60, float(stop.requested))
-            due = due_at(step, config, minutes=minutes, stop_requested=bool(requested))
+            # With several processes, both values are those of the previous step. If that step was saved, its time no
+            # longer counts, but a request to stop does.
+            due = due_at(step, config, minutes=0.0 if just_saved else minutes, stop_requested=bool(requested))
+            just_saved = due.save
             if due.log or due.save:
                 parts.directory.check_lease()
                 progress = count_skipped(progress, step, sums, parts)
@@ -264,7 +267,6 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
             if due.save:
                 checkpoints.save(step, state, progress.to_dict())
                 saved = time.monotonic()
-                greatest.forget()  # the pending value is the time since the previous checkpoint
             if due.stop:
                 checkpoints.wait()
                 stop.leave(f'at step {step}, which is saved')

@@ -76,6 +76,15 @@ def test_averaged_parameters_are_the_mean(saved):
         assert checkpoints.parameters('latest')[0]['w'][0, 0] == 6
 
 
+@pytest.mark.parametrize('name', ['c#', '50%', 'a%20b', 'what?'])
+def test_the_path_of_a_run_is_not_a_url(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with open_checkpoints(tmp_path / name) as checkpoints:
+        checkpoints.save(1, state(1), {})
+    with open_checkpoints(tmp_path / name) as checkpoints:
+        np.testing.assert_array_equal(checkpoints.parameters('latest')[0]['w'], state(1).params['w'])
+
+
 def test_for_the_parameters_nothing_else_is_read(tmp_path, monkeypatch):
     made = state(1)
     made = made.replace(opt_state=(optax.adam(0.1).init(made.params), AverageState(jnp.int32(1), made.params)))

@@ -38,6 +38,18 @@ def test_a_finished_run_opens_no_data_and_records_a_changed_option(whole, tmp_pa
     assert read_config(tmp_path / 'run').checkpoint.keep_last == 5
 
 
+def test_a_finished_run_records_no_path_that_it_does_not_check(whole, tmp_path, cache, said):
+    shutil.copytree(whole, tmp_path / 'run')
+    config = tiny_config(cache, data__source='files', data__name='', data__dir='data')
+    (tmp_path / 'run' / 'config.json').write_text(config.to_json())
+    config.data.dir, config.checkpoint.keep_last = 'typo', 5
+    start(tmp_path / 'run', config)
+    assert "config.data.dir='typo' is not recorded" in said.text and 'the data is the same' not in said.text
+    kept = read_config(tmp_path / 'run')
+    assert (kept.data.dir, kept.checkpoint.keep_last) == ('data', 5)
+    assert 'typo' not in (tmp_path / 'run' / 'changes.jsonl').read_text()
+
+
 def test_more_steps_continue_a_finished_run(whole, tmp_path, cache, said):
     shutil.copytree(whole, tmp_path / 'run')
     start(tmp_path / 'run', tiny_config(cache, train__steps=13))

@@ -3,8 +3,12 @@
 import fcntl
 import json
 import os
+import re
 import shutil
+import signal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,17 +17,69 @@ from input_pipeline.data import open_data
 from run_directory import workdir as run_directory
 from run_directory.records import read_config
 from run_directory.workdir import RunDirectory
+from runtime.agreement import Greatest
 from runtime.errors import UserError
+from runtime.preemption import STOPPED
 from tests.tiny_run import said, start, steps, tiny_config  # noqa: F401 (fixture)
+from training import loop
 from training.objective import make_objective
 
 
 def test_a_second_run_on_one_directory_is_refused(copy, cache):
+    holder = (copy / 'owner').read_text().strip()
+    assert re.match('process [0-9]+ on .*, started 20', holder)
     with open(copy / 'lock') as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match=rf'in use by another training \(process {os.getpid()} on .*started 20'):
+        with pytest.raises(UserError, match=rf'in use by another training \({re.escape(holder)}\)'):
             start(copy, tiny_config(cache))
     start(copy, tiny_config(cache))  # and afterwards it is free
+
+
+class Delayed(Greatest):
+    """Returns the values of the previous call, as with several processes."""
+
+    def __call__(self, *values):
+        previous, self._pending = self._pending, values
+        return [0.0] * len(values) if previous is None else previous
+
+
+@pytest.mark.slow
+def test_a_signal_stops_several_processes_that_save_every_step(copy, cache, monkeypatch):
+    made = []
+
+    def make_step(*arguments, make_step=loop.make_step):
+        made.append(1)
+        if len(made) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return make_step(*arguments)
+
+    monkeypatch.setattr(loop, 'Greatest', Delayed)
+    monkeypatch.setattr(loop, 'make_step', make_step)
+    with pytest.raises(SystemExit) as stopped:
+        start(copy, tiny_config(cache, checkpoint__every=1))
+    assert stopped.value.code == STOPPED and steps(copy)[-1] == 11  # resumed from step 9
+
+
+def test_a_teacher_cannot_be_added_to_a_run(copy, cache):
+    with RunDirectory(str(copy), tiny_config(cache)) as directory:
+        directory.check_objective(lambda *_: None)
+        with pytest.raises(UserError, match='config.train.teacher: the run in .* began without a teacher'):
+            directory.check_objective(jax.tree_util.Partial(lambda *_: None, {'w': jnp.ones(3)}))
+
+
+def test_an_imported_run_keeps_the_fingerprints_of_its_first_data_and_its_teacher(copy, cache):
+    path, config = copy / 'data' / 'fingerprints.json', tiny_config(cache)
+    before = json.loads(path.read_text())
+    path.write_text('{}')  # as an import writes it
+    data, objective = open_data(config, copy), jax.tree_util.Partial(lambda *_: None, {'w': jnp.ones(3)})
+    with RunDirectory(str(copy), config) as directory:
+        directory.check_objective(objective)
+        directory.claim(config, data, objective)
+    assert json.loads(path.read_text()) == before
+    with RunDirectory(str(copy), config) as directory:
+        directory.check_objective(objective)
+        with pytest.raises(UserError, match='parameters of the teacher have changed since'):
+            directory.check_objective(lambda *_: None)
 
 
 def test_where_files_cannot_be_locked_the_run_says_so(copy, cache, monkeypatch, said):

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from unittest import mock
 
 import jax
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import inference
+from configs import demo, stdlib_lm
+from run_directory.initial import read_initial
 from run_directory.records import read_config
 from runtime.errors import UserError
 from tests.scripts import script
@@ -135,6 +138,19 @@ def test_a_regression_begins_from_a_classifier_with_a_fresh_head(three, cache, t
     assert b'initialised randomly: ' in done.stderr and b'vocabulary' not in done.stderr
     assert preprocessing(tmp_path / 'run')['target_mean'] is not None
     assert inference.load(tmp_path / 'run').config.task == 'regression'
+
+
+@pytest.mark.parametrize('task', ['translation', 'language_model'])
+def test_a_run_on_images_and_one_on_text_cannot_begin_from_each_other(cache, tmp_path, task):
+    text, images = tmp_path / 'text', tmp_path / 'images'
+    recipe = demo.get_config() if task == 'translation' else stdlib_lm.get_config()
+    for folder, config in (text, recipe), (images, tiny_config(cache)):
+        folder.mkdir()
+        (folder / 'config.json').write_text(config.to_json())
+    for config, parent in (tiny_config(cache), text), (recipe, images):
+        config.train.init_from = str(parent)
+        with pytest.raises(UserError, match=f'config.train.init_from={parent}: .* text'):
+            read_initial(config, mock.Mock(), {})
 
 
 def tune(parent, workdir, *flags):
