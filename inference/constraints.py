@@ -13,6 +13,7 @@ phrase stands for any white space.
 """
 
 import functools
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -30,8 +31,8 @@ WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040,
                   (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, kana, Han
 # Placeholders for the characters that no phrase contains: word characters, digits, other characters.
 WORD, DIGIT, OTHER = '\ue000', '\ue001', '\ufffd'
-WORD_LEADS = {*range(0xc3, 0xe2), *range(0xea, 0xee)}  # first UTF-8 bytes whose characters are mostly word characters
 BYTES = [chr(0xdc80 + place) for place in range(128)]  # bytes of incomplete characters, decoded by 'surrogateescape'
+SURROGATES = range(0xd800, 0xe000)  # not characters, so they have no valid UTF-8
 
 
 def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
@@ -73,7 +74,7 @@ def _kind(character: str) -> str:
 
 def _folded(text: str) -> str:
     folded = unicodedata.normalize('NFD', unicodedata.normalize('NFD', text).casefold())
-    return ''.join(' ' if character.isspace() else character for character in folded)
+    return re.sub(r'\s', ' ', folded)
 
 
 class _State(NamedTuple):
@@ -84,12 +85,10 @@ class _State(NamedTuple):
       kind: the kind of the last character (`_kind`). A word may begin after a character of another kind.
       ended: if true, the text ends with a complete phrase. Then only a character of the same kind may follow, because
         this character makes another word.
-      pending: the first bytes of an incomplete character that a phrase may contain.
     """
     begun: frozenset[str] = frozenset()
     kind: str = OTHER
     ended: bool = False
-    pending: bytes = b''
 
 
 class _Phrases:
@@ -101,12 +100,13 @@ class _Phrases:
     def __init__(self, phrases: Sequence[str]):
         self._phrases = {' '.join(_folded(phrase).split()) for phrase in phrases}
         self._prefixes = {phrase[:end] for phrase in self._phrases for end in range(1, len(phrase))}
+        self._following = {'': {' '}}  # {beginning of a phrase: the characters that may follow it in a phrase}
+        for phrase in self._phrases:
+            for place, letter in enumerate(phrase):
+                self._following.setdefault(phrase[:place], set()).add(letter)
         letters = {' '}.union(*self._phrases)
-        symbols = [*sorted(letters - {WORD, DIGIT, OTHER}), WORD, DIGIT, OTHER, *BYTES]
-        self.symbols = {symbol: column for column, symbol in enumerate(symbols)}
-        possible = {*map(chr, range(0x80, 0xd800)), *map(chr, range(0xe000, 0x10000)), *letters}
-        self._incomplete = {character.encode()[:end] for character in possible if letters.issuperset(_folded(character))
-                            for end in range(1, len(character.encode()))}
+        self.characters = [*sorted(letters - {WORD, DIGIT, OTHER}), WORD, DIGIT, OTHER]
+        self.symbols = {symbol: column for column, symbol in enumerate([*self.characters, *BYTES])}
 
     def read(self, written: bytes) -> list[str]:
         """Returns the input symbols of the automaton for `written`, a text in UTF-8."""
@@ -114,12 +114,7 @@ class _Phrases:
                 for symbol in _folded(written.decode('utf-8', 'surrogateescape'))]
 
     def step(self, state: _State, symbol: str) -> _State | None:
-        """Returns the state after a symbol, or None if the symbol is excluded."""
-        if state.pending and not BYTES[0] <= symbol <= BYTES[63]:  # the incomplete character becomes U+FFFD
-            after = self.step(state._replace(pending=b''), OTHER)
-            return after and self.step(after, symbol)
-        if symbol in BYTES:
-            return self._byte(state, symbol.encode('utf-8', 'surrogateescape'))
+        """Returns the state after a character, or None if the character is excluded."""
         kind = _kind(symbol)
         joins = kind != OTHER and kind == state.kind
         if state.ended and not joins:
@@ -132,25 +127,8 @@ class _Phrases:
             return None
         return _State(frozenset(texts & self._prefixes), kind, bool(complete))
 
-    def _byte(self, state: _State, byte: bytes) -> _State | None:
-        """Returns the state after a byte of a character that is split across tokens.
-
-        If no phrase contains the character, the first byte determines whether the character counts as a word character.
-        The remaining bytes have no effect.
-        """
-        pending, state = state.pending + byte, state._replace(pending=b'')
-        if pending in self._incomplete:
-            return state._replace(pending=pending)
-        try:
-            symbols = self.read(pending.decode().encode())
-        except UnicodeDecodeError:
-            if pending[0] < 0xc0:
-                return state
-            symbols = [WORD if pending[0] in WORD_LEADS else OTHER]
-        return functools.reduce(lambda state, symbol: state and self.step(state, symbol), symbols, state)
-
-    def states(self, continued: bool) -> tuple[list[_State], Int[np.ndarray, 'rows symbols']]:
-        """Returns all states, and a table of next states [state, symbol]. The last row of the table is the dead state.
+    def states(self, continued: bool) -> tuple[list[_State], Int[np.ndarray, 'states characters']]:
+        """Returns all states, and a table of next states [state, character]. DEAD means that a character is excluded.
 
         If `continued` is true, the states at the end of a prompt are included.
         """
@@ -165,11 +143,72 @@ class _Phrases:
             return numbers[state]
 
         for state in states:  # `number` appends to this list
-            rows.append([number(self.step(state, symbol)) for symbol in self.symbols])
+            continuing = self._following[''].union(*(self._following[text] for text in state.begun))
+            after = {}
+            for character in self.characters:  # characters that continue no phrase differ only in their kind
+                key = character if character in continuing else (_kind(character),)
+                if key not in after:
+                    after[key] = number(self.step(state, character))
+                rows.append(after[key])
             if continued:
                 number(_opened(state))
-        table = np.array([*rows, [DEAD] * len(self.symbols)], np.int32)
-        return states, np.where(table == DEAD, len(states), table)
+        return states, np.array(rows, np.int32).reshape(len(states), -1)
+
+    def with_bytes(self, table: Int[np.ndarray, 'states characters']
+                   ) -> tuple[Int[np.ndarray, 'rows symbols'], Int[np.ndarray, 'added 65']]:
+        """Adds the columns BYTES to a table of `states`, and a row for each state inside a character.
+
+        Each character is read whole: the last byte determines what the character is. Different incomplete characters
+        share a row if the same states follow them, so the rows are few. Invalid UTF-8 becomes U+FFFD, as in `decode`.
+
+        Returns:
+          The table, and 65 states for each added row: first the state after U+FFFD, which applies if the text ends or
+          another character follows, then the states after the bytes 0x80 to 0xBF.
+        """
+        reading = np.pad(table, ((0, 1), (0, 0)), constant_values=DEAD)  # the last row is the state DEAD (-1)
+        first, numbers = np.arange(len(table), dtype=np.int32), {}
+
+        @functools.cache
+        def after(symbols):  # -> int [states], the state after some characters
+            return functools.reduce(lambda states, symbol: reading[states, self.symbols[symbol]], symbols, first)
+
+        @functools.cache
+        def inside(*kinds):  # -> int [states], the state inside a character; `kinds` are the keys of its 64 successors
+            places = {kind: place for place, kind in enumerate(dict.fromkeys([OTHER, *kinds]))}
+            columns = [(inside(*kind) if isinstance(kind, tuple) else after(kind)).tolist() for kind in places]
+            spread = [places[kind] for kind in (OTHER, *kinds)]
+            shared = {row: numbers.setdefault(tuple(row[place] for place in spread), len(table) + len(numbers))
+                      for row in dict.fromkeys(zip(*columns, strict=True))}
+            return np.array([shared[row] for row in zip(*columns, strict=True)], np.int32)
+
+        def kind(code, length, missing):
+            """Returns the key of a character of `length` bytes: its symbols, or the keys after each possible next byte.
+
+            `code` has the bits of the bytes so far.
+            """
+            begin, end = code << 6 * missing, (code + 1) << 6 * missing
+            if missing == length - 2 and (begin < (0, 0, 0, 0x800, 0x10000)[length] or begin > 0x10ffff
+                                          or begin in SURROGATES):
+                return OTHER + OTHER  # the second byte is invalid, so there are two invalid parts
+            if not missing:
+                return ''.join(self.read(chr(code).encode()))
+            if begin > 0xffff and end <= 0x110000 and self._is_plain(begin, end):
+                return functools.reduce(lambda kind, _: (kind,) * 64, range(missing), OTHER)
+            return tuple(kind(64 * code + low, length, missing - 1) for low in range(64))
+
+        leads = [inside(*kind(lead & (0x7f >> length), length, length - 1))
+                 for lead in range(0xc2, 0xf5) for length in [2 + (lead >= 0xe0) + (lead >= 0xf0)]]
+        by_byte = np.stack([*[after(OTHER)] * 66, *leads, *[after(OTHER)] * 11], axis=1)
+        complete = np.pad(np.concatenate([table, by_byte], axis=1), ((0, 1), (0, 0)), constant_values=DEAD)
+        added = np.array([*numbers], np.int32)
+        rows = complete[added[:, 0]]
+        rows[:, len(self.characters):][:, :64] = added[:, 1:]
+        return np.concatenate([complete[:-1], rows]), added
+
+    def _is_plain(self, begin: int, end: int) -> bool:
+        """Returns whether the characters from `begin` to `end`, which are above U+FFFF, all count as OTHER."""
+        text = ''.join(map(chr, range(begin, end)))
+        return self.symbols.keys().isdisjoint(text) and _folded(text) == text
 
 
 def _opened(state: _State) -> _State:
@@ -193,13 +232,23 @@ class Automaton:
           UserError: if there are too many phrases.
         """
         rules, size = _Phrases(phrases), len(tokenizer)
+        written = [[] if token <= UNK else [rules.symbols[symbol] for symbol in rules.read(tokenizer.bytes_of(token))]
+                   for token in range(size)]
         states, by_symbol = rules.states(continued)
-        if len(states) * size > MAX_ENTRIES:
+        may_end = [not state.ended for state in states]
+        if max(map(max, filter(None, written)), default=0) >= len(rules.characters) and (
+                len(states) * size <= MAX_ENTRIES):
+            by_symbol, added = rules.with_bytes(by_symbol)
+            # The text may also end in a character that is certainly a letter, whatever its last bytes are. Otherwise,
+            # no letter of three bytes could follow a phrase, because a search looks only one token ahead.
+            possible = [True] * len(states)
+            for other, *after in added.tolist():
+                possible.append(other != DEAD or all(state != DEAD and possible[state] for state in after))
+            may_end += possible[len(states):]
+        if len(by_symbol) * size > MAX_ENTRIES:
             raise UserError(f'avoid: {len(phrases)} phrases are too many for a vocabulary of {size} tokens. Use fewer '
                             'phrases')
-        table = _token_table(by_symbol, [[] if token <= UNK else [
-            rules.symbols[symbol] for symbol in rules.read(tokenizer.bytes_of(token))] for token in range(size)])
-        may_end = np.array([not state.ended for state in states])
+        table, may_end = _token_table(by_symbol, written), np.array(may_end)
         table[~may_end, EOS] = DEAD
         # The next step may be the last step. So a state where the text may not end needs a token that leads to a state
         # where the text may end. States without such a token are excluded.
@@ -209,8 +258,9 @@ class Automaton:
         places = np.argsort(order).astype(np.int32)
         self.table = np.where(table == DEAD, DEAD, places[table])[order].astype(np.int32)
         self.ends = int(may_end.sum())
-        numbers = dict(zip(states, places.tolist(), strict=True))
-        self._opened = [numbers.get(_opened(states[number]), 0) for number in order.tolist()]
+        numbers = dict(zip(states, places[:len(states)].tolist(), strict=True))
+        opened = [numbers.get(_opened(state), 0) for state in states] + places[len(states):].tolist()
+        self._opened = [opened[number] for number in order.tolist()]
 
     @functools.cached_property
     def padded(self) -> Int[np.ndarray, 'states vocab']:
@@ -257,17 +307,17 @@ def join_words(tokenizer: Tokenizer) -> Bool[np.ndarray, ' vocab']:
     return np.array([bool(text) and _kind(text[0]) != OTHER for text in texts])
 
 
-def _token_table(by_symbol: Int[np.ndarray, 'states symbols'],
+def _token_table(by_symbol: Int[np.ndarray, 'rows symbols'],
                  written: Sequence[Sequence[int]]) -> Int[np.ndarray, 'rows vocab']:
     """Returns a table [state, token] of the next states, or DEAD for an excluded token.
 
     `by_symbol` is the table of next states after single input symbols. `written` has the input symbols of each token;
     a special token has no symbols.
     """
-    dead = len(by_symbol) - 1
-    table = np.repeat(np.arange(dead, dtype=np.int32)[:, None], len(written), axis=1)
+    by_symbol = np.pad(by_symbol, ((0, 1), (0, 0)), constant_values=DEAD)  # the last row is the state DEAD (-1)
+    table = np.repeat(np.arange(len(by_symbol) - 1, dtype=np.int32)[:, None], len(written), axis=1)
     lengths = np.array([len(symbols) for symbols in written])
     for place in range(lengths.max(initial=0)):
         tokens = np.flatnonzero(lengths > place)
         table[:, tokens] = by_symbol[table[:, tokens], [written[token][place] for token in tokens.tolist()]]
-    return np.where(table == dead, DEAD, table)
+    return table

@@ -297,16 +297,42 @@ def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
 
 
 def test_forms_of_a_word():
-    automaton, encode = Automaton(['naïve', 'groß', '猫', 'Straße'], ByteTokenizer(), False), ByteTokenizer().encode
+    phrases, encode = ('naïve', 'groß', '猫', 'Straße', 'ना', 'नाम'), ByteTokenizer().encode
+    automaton = Automaton(phrases, ByteTokenizer(), False)
 
     def avoided(text):
         state = automaton.after(encode(text))
         return state == DEAD or automaton.table[state, EOS] == DEAD
 
-    for text in ('NAI\u0308VE', 'naïve', 'sehr GROSS', 'groẞ.', '黒い猫が', 'STRASSE', 'é naïve', '3naïve', 'naïve2'):
+    for text in ('NAI\u0308VE', 'naïve', 'sehr GROSS', 'groẞ.', '黒い猫が', 'STRASSE', 'é naïve', '3naïve', 'naïve2',
+                 'नाम।'):
         assert avoided(text), text
-    for text in ('naive', 'naïves', 'grosse', 'größe', '黒い犬', 'Straßen', 'énaïve', 'naïve\u0301', '3', ''):
+    for text in ('naive', 'naïves', 'grosse', 'größe', '黒い犬', 'Straßen', 'énaïve', 'naïve\u0301', '3', '',
+                 'नामक', 'नाक'):
         assert not avoided(text), text
+
+
+def test_what_is_avoided_where_characters_are_cut_into_bytes():
+    """Random characters and bytes: what the automaton says is what a regular expression says of the decoded text."""
+    phrases, first = ('من', 'नाम', 'নাম', 'name', '٣٤', '猫'), UNK + 1
+    automaton = Automaton(phrases, ByteTokenizer(), False)
+    letter = r'[^\W\d\u0e00-\u0eff\u4e00-\u9fff\U00010000-\U0010ffff]'
+    letter = rf'(?:{letter}|[\u064b-\u065f\u093e-\u094d\u09be-\u09cd])'  # marks are part of words, but not of \w
+    avoided = re.compile(rf'(?<!{letter})(?:من|नाम|নাম|name)(?!{letter})|(?<!\d)٣٤(?!\d)|猫', re.IGNORECASE)
+    parts = [part.encode() for part in (*phrases, *phrases, *'مكसéx،؟٣।×ไ“ 🙂𐐀Ａ한\u00a0\u0650\u093e')]
+    cut = [bytes([byte]) for byte in '٣猫।é🙂'.encode()]
+    rng, counts = np.random.default_rng(0), {True: 0, False: 0}
+    texts = ['من، او', 'من؟', '،من ', 'नाम।', 'নাম।', 'name×2', 'name٣ ', 'nameไทย', 'नामक', 'منه', 'name한', 'nameé']
+    texts = [text.encode() for text in texts]
+    for _ in range(2000):
+        chosen = rng.integers(len(parts + cut), size=rng.integers(5))
+        texts.append(b''.join([*map((parts + cut).__getitem__, chosen), parts[rng.integers(len(parts))]]))
+    for text in texts:
+        state = automaton.after(first + byte for byte in text)
+        found, whole = state == DEAD or automaton.table[state, EOS] == DEAD, text.decode(errors='replace')
+        assert found == bool(avoided.search(whole)), whole
+        counts[found] += 1
+    assert min(counts.values()) > 500
 
 
 @pytest.mark.slow
