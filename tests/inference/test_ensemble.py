@@ -129,7 +129,7 @@ def test_a_model_with_itself_is_that_model(make, method):
 def test_its_attention_is_refused_and_its_probabilities_are_had():
     model = answerer(*translators())
     output, = model.translate(['abc'])
-    with pytest.raises(UserError, match='an ensemble has no attention'):
+    with pytest.raises(UserError, match='so the ensemble has none'):
         model.attention(output)
     total = sum(np.log(each.probability) for each in model.token_probabilities(output))
     assert total == pytest.approx(output.hypotheses[0].log_prob, abs=1e-4)

@@ -144,7 +144,7 @@ def test_accuracy_is_the_rate_at_which_the_target_is_the_argmax(form):
 @pytest.mark.slow
 def test_a_gradient_that_a_tiled_loss_lacks_raises():
     projection, targets, weights = random_inputs()
-    with pytest.raises(NotImplementedError, match=r"but not of 'nll'. .* Use cross_entropy\(projection.logits\(\)"):
+    with pytest.raises(NotImplementedError, match=r"but not of 'nll'. Use cross_entropy\(projection.logits\(\)"):
         jax.grad(lambda projection: cross_entropy(projection, targets, weights, 0.1).others['nll'])(projection)
     with pytest.raises(NotImplementedError, match='no gradient with respect to `weights`'):
         jax.jit(jax.grad(lambda weights: cross_entropy(projection, targets, weights, 0.1).loss))(weights)
