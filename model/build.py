@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from model.blocks import BlockConfig
 from model.forecaster import Forecaster
 from model.language_model import LanguageModel
-from model.patches import PatchTransformer, grid_sinusoids, patch_grid
+from model.patches import PatchTransformer, check_stem, grid_sinusoids, patch_grid
 from model.recurrent import RNNSearch
 from model.transformer import Transformer
 
@@ -61,7 +61,11 @@ def check_fits(model: ConfigDict | Mapping[str, Any], sizes: Mapping[str, Any]) 
         return
     option = 'model.patches.patch'
     try:
-        counts, _ = patch_grid(tuple(sizes['shape'][:-1]), model['patches']['patch'])
+        space, patch = tuple(sizes['shape'][:-1]), model['patches']['patch']
+        counts, _ = patch_grid(space, patch)
+        option = 'model.patches.stem'
+        if model['patches']['stem'] == 'convolutions':
+            check_stem(space, patch, model['d_model'])
         option = 'model.d_model'
         if model['position'] == 'sinusoidal':
             grid_sinusoids((1,) * len(counts), model['d_model'])

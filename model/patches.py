@@ -9,7 +9,8 @@ or values:
     z_l  = MLP(LN(z'_l)) + z'_l                     (3)
     y    = LN(z_L)[0]                               (4)
 
-Equations (2) to (4) are the encoder with norm='pre' and activation='gelu'.
+Equations (2) to (4) are the encoder with norm='pre' and activation='gelu'. With stem='convolutions', convolutions embed
+the patches of an image, instead of the matrix E of equation (1): see `ConvolutionalStem`.
 """
 
 import math
@@ -19,14 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from kernels.dense import Dense
 from kernels.product import dot_general
-from model.blocks import BlockConfig, SelfAttentionStack
+from model.blocks import BlockConfig, SelfAttentionStack, layer_norm
 from model.dropout import Dropout
 from model.places import place
 from model.positional import sinusoids
 from model.relation import Relation
 
 POOLINGS = ('class_token', 'mean')
+STEMS = ('linear', 'convolutions')
 
 Patches = Float[Array, 'batch patches features']
 
@@ -83,6 +86,70 @@ def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patch
     return jnp.concatenate([sinusoids(index.reshape(-1), d_model // len(counts)) for index in indices], axis=-1)
 
 
+def neighbourhoods(images: Float[Array, 'batch height width channels']) -> Float[Array, 'batch rows columns values']:
+    """Returns the 3 x 3 pixels around every second pixel of every second row: [batch, height / 2, width / 2, 9 channels].
+
+    Pixels outside the image are zeros. A dense layer on these values is a convolution with kernels of 3 x 3 pixels,
+    stride 2 and padding 1. Its gradients on CPUs are faster than those of XLA's convolution (31 and 40 ms for a stem).
+    """
+    _, height, width, _ = images.shape
+    padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return jnp.concatenate([padded[:, row:row + height:2, column:column + width:2]
+                            for row in range(3) for column in range(3)], axis=-1)
+
+
+def check_stem(space: tuple[int, ...], patch: int | tuple[int, ...], d_model: int) -> int:
+    """Returns the number of convolutions of `ConvolutionalStem` with stride 2.
+
+    Raises:
+      ValueError: if the inputs are no images, their patches are not squares of 2, 4, 8, ... pixels, or d_model cannot be
+        halved for each convolution but the last.
+    """
+    if len(space) != 2:
+        raise ValueError("stem='convolutions' needs images. For series, use stem='linear'")
+    size, *others = set(patch_grid(space, patch)[1])
+    count = size.bit_length() - 1
+    if others or size != 2 ** count or count < 1:
+        raise ValueError(f"stem='convolutions' needs square patches of 2, 4, 8, ... pixels, not patch={patch}")
+    if d_model % 2 ** (count - 1):
+        raise ValueError(f"stem='convolutions' with patch={size} needs a d_model that is a multiple of "
+                         f'{2 ** (count - 1)}, not {d_model}')
+    return count
+
+
+class ConvolutionalStem(nn.Module):
+    """Embeds the patches of images by convolutions, instead of by one product (Xiao et al. 2021, arXiv:2106.14881).
+
+    Each convolution of 3 x 3 pixels has stride 2 and is followed by a norm and a ReLU. The convolutions halve the image
+    until one vector per patch remains, and double the width up to d_model. A linear layer (a convolution of 1 x 1
+    pixels) is the last. So the vector of a patch also depends on pixels around the patch. Models with this stem learn in
+    fewer epochs. The paper uses batch norm; this stem uses the norm of the blocks, so that examples do not depend on
+    their batch.
+
+    Attributes:
+      config: options of config.model.
+      patch: the size of a patch: 2, 4, 8, ... pixels along both axes.
+    """
+    config: BlockConfig
+    patch: int | tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'batch height width channels']) -> Patches:
+        """Returns one vector per patch in reading order: [batch, patches, d_model].
+
+        Raises:
+          ValueError: as `check_stem` does.
+        """
+        config, x = self.config, images
+        count = check_stem(images.shape[1:3], self.patch, config.d_model)
+        for index in range(count):
+            width = config.d_model // 2 ** (count - 1 - index)
+            convolve = Dense(width, ('patch', 'embed'), use_bias=False, dtype=config.dtype, name=f'convolution_{index}')
+            x = nn.relu(layer_norm(config, name=f'norm_{index}')(convolve(neighbourhoods(x))))
+        x = x.reshape(len(x), -1, config.d_model)
+        return Dense(config.d_model, ('patch', 'embed'), dtype=config.dtype, name='output')(x)
+
+
 class PatchTransformer(nn.Module):
     """The vision Transformer: patches, linear embedding, positions, encoder, pooling, and an output layer.
 
@@ -92,7 +159,7 @@ class PatchTransformer(nn.Module):
     patches, also for images.
 
     Attributes:
-      config, num_layers, pooling: options of config.model and config.model.patches (configs/options.py).
+      config, num_layers, pooling, stem: options of config.model and config.model.patches (configs/options.py).
       patch: the size of a patch along each axis of the inputs; an int applies to all axes.
       outputs: number of classes, or number of predicted values.
     """
@@ -101,6 +168,7 @@ class PatchTransformer(nn.Module):
     patch: int | tuple[int, ...]
     outputs: int
     pooling: str = 'class_token'
+    stem: str = 'linear'
 
     @nn.compact
     def __call__(self, inputs: Float[Array, 'batch *space channels'], deterministic: bool = True,
@@ -111,14 +179,19 @@ class PatchTransformer(nn.Module):
         the other patches, and is not part of the mean.
 
         Raises:
-          ValueError: if the patches do not cover the inputs exactly, or `pooling` is unknown.
+          ValueError: if the patches do not cover the inputs exactly, the stem does not fit them, or `pooling` or
+            `stem` is unknown.
         """
         config = self.config
-        if self.pooling not in POOLINGS:
-            raise ValueError(f'pooling={self.pooling!r} must be one of {", ".join(POOLINGS)}')
-        x = patches(inputs, self.patch)
-        init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('patch', 'embed'))
-        x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, dot_general=dot_general, name='embedding')(x)
+        for name, value, known in (('pooling', self.pooling, POOLINGS), ('stem', self.stem, STEMS)):
+            if value not in known:
+                raise ValueError(f'{name}={value!r} must be one of {", ".join(known)}')
+        if self.stem == 'convolutions':
+            x = ConvolutionalStem(config, self.patch, name='stem')(inputs)
+        else:
+            init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('patch', 'embed'))
+            x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, dot_general=dot_general,
+                         name='embedding')(patches(inputs, self.patch))
         x = place(self, 'embedding', x)
         if self.pooling == 'class_token':
             class_token = self.param('class_token', nn.initializers.zeros, (1, 1, config.d_model))
