@@ -7,6 +7,8 @@
 --dry_run prints the commands. With --workdir=DIR, the run NAME has the run directory DIR/NAME and the log
 DIR/logs/NAME.log. The same command, started again, skips finished runs and resumes interrupted runs. The report is
 printed and written to DIR as report.md, report.csv, curves.png and varied.png.
+
+With CUDA_VISIBLE_DEVICES=0,1,2,3 and --jobs=4, each run uses one GPU. Without this variable, every run uses all GPUs.
 """
 
 import logging
@@ -21,13 +23,14 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from analysis.compare import LOGS, load_runs, results_table
+from analysis.compare import LOGS, OTHER_METRICS, is_metric, load_runs, results_table
 from analysis.sweeping import Progress, claim_directory, logged_regularly, planned_runs, read_sweep
 from command_line import flag_files_explained, run_script
 from configs.allowed import Between
 from configs.checks import config_from
 from configs.options import flatten
 from configs.sweeps import Overrides
+from configs.tasks import METRICS, TASKS
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded, write_text
 from runtime.locks import lock_directory
@@ -56,6 +59,7 @@ MEMORY = flags.DEFINE_integer('memory_gb', 32, 'slurm: memory per run, in GB.')
 
 BOUNDS = ((JOBS, Between(1, 10_000)), (HOURS, Between(0.02, 10_000)), (GPUS, Between(0, 1000)),
           (CPUS, Between(1, 10_000)), (MEMORY, Between(1, 100_000)))
+FOR_SLURM = PARTITION, HOURS, GPUS, CPUS, MEMORY
 SCRIPTS = Path(__file__).parent
 LOGGED_LINES = 10  # the number of lines at the end of a failed run's log that are logged
 
@@ -69,6 +73,9 @@ def main() -> None:
     for flag, bounds in BOUNDS:
         if problem := bounds.problem(flag.value):
             raise UserError(f'--{flag.name}={flag.value} {problem}')
+    for flag in FOR_SLURM:
+        if flag.present and EXECUTOR.value != 'slurm':
+            raise UserError(f'--{flag.name} applies only to --executor=slurm. Add --executor=slurm')
     directory = expanded(WORKDIR.value)
     if REPORT.value:
         return report(directory)
@@ -79,10 +86,14 @@ def main() -> None:
     recipe = config_flags.get_config_filename(flags.FLAGS['config'])
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
         raise UserError(f'--split={SPLIT.value} consists of {len(splits)} test sets. Use one of {", ".join(splits)}')
+    if METRIC.value and not is_metric(METRIC.value):
+        near = did_you_mean(METRIC.value, (*METRICS, *OTHER_METRICS))
+        raise UserError(f'--metric={METRIC.value}: there is no such metric'
+                        f'{near or ". Use for example " + ", ".join(TASKS[config.task].metrics)}')
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
-    runs = planned_runs(GRID.value, config, read_sweep(GRID.value, config))
+    runs = planned_runs(GRID.value, config, read_sweep(GRID.value, config), constant)
     jobs = [Job(name, run_commands(recipe, directory / name, constant | overrides), directory / LOGS / f'{name}.log')
             for name, overrides in runs.items()]
     if DRY_RUN.value:
@@ -101,7 +112,10 @@ def main() -> None:
 
 
 def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor') -> None:
-    """Runs the jobs that are not finished, and reports the results. Exits with status 1 if a job has failed."""
+    """Runs the jobs that are not finished, and reports the results. Exits with status 1 if a job has failed.
+
+    A job that failed and was then finished by hand counts as finished.
+    """
     runs = load_runs(directory)
     finished = {run.name for run in runs if run.trained and SPLIT.value in run.results}
     failed = {job.name for job in jobs if job.failure.exists()} - finished if not RETRY_FAILED.value else set()
@@ -109,12 +123,12 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     log.info('%d runs: %d finished, %d failed before, %d remaining, at most %d at a time',
              len(jobs), len(finished), len(failed), len(remaining), JOBS.value)
     full = run_jobs(executor, remaining, Progress(runs, finished | failed, SPLIT.value, METRIC.value), len(jobs))
-    report(directory)
-    if failures := [job.name for job in jobs if job.failure.exists()]:
+    if failures := [job.name for job in jobs if job.failure.exists() and job.name not in finished]:
         log.error('%d runs failed: %s. To run them again, add --retry_failed', len(failures), ' '.join(failures))
     if full:
         log.error('%d runs stopped because the disk is full: %s. Free some space, then run the same command again to '
                   'resume them', len(full), ' '.join(full))
+    report(directory)
     if failures or full:
         sys.exit(1)
 

@@ -6,6 +6,7 @@ Words are separated by white space, as in the gold links of a corpus.
 """
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +20,13 @@ from inference.translate import Translator
 from input_pipeline.links import Links
 from input_pipeline.stores import SIDES
 from input_pipeline.token_links import words_of_tokens
+from run_directory.workdir import has_fingerprints
 from runtime.errors import UserError
 
 SENTENCES = 200  # number of validation sentences on which the best head is chosen
 SHIFTS = 'output', 'input'
+
+log = logging.getLogger('allyouneed.decode')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,20 +83,38 @@ def error_rates(model: Translator, outputs: Sequence[Output], gold: Sequence[Lin
 def best_head(run: Run, sentences: int = SENTENCES) -> Head:
     """Returns the head with the least alignment error rate on the first references of the validation split.
 
-    Pairs that are too long for the model and the search options of the run are skipped. If the data has no gold links,
-    or no pair remains, returns the mean of the heads of the second-to-last layer, with shift 'output' (Garg et al.
-    2019, arXiv:1909.02074).
+    Pairs that are too long for the model and the search options of the run are skipped. If there are no gold links
+    (`_gold_pairs`), or no pair remains, returns the mean of the heads of the second-to-last layer, with shift 'output'
+    (Garg et al. 2019, arXiv:1909.02074).
     """
     model: Any = run.model
-    data: Any = run.data()
-    gold = data.links('validation')[:sentences] if data.has_links('validation') else []
-    fitting = [(pair, links) for pair, links in zip(data.pairs('validation'), gold, strict=False)
+    fitting = [(pair, links) for pair, links in _gold_pairs(run, sentences)
                if model.reads_whole(pair[0]) and model.scores_whole(pair[1], run.options)]
     if not fitting:
         return Head(max(0, _cross_shape(model)[0] - 2))
     pairs, links = zip(*fitting, strict=True)
     rates = error_rates(model, model.forced_all(pairs, run.options), links)
     return min(rates, key=lambda choice: rates[choice])
+
+
+def _gold_pairs(run: Run, count: int) -> list[tuple[tuple[str, str], Links]]:
+    """Returns the first validation pairs, each with its gold links.
+
+    Returns [] if the run was not trained on the data of its config, because this data may have other languages. Also
+    returns [] if the data has no gold links, or cannot be read. In the last case, logs a warning.
+    """
+    if not has_fingerprints(run.workdir):
+        return []
+    try:
+        data: Any = run.data()
+        if not data.has_links('validation'):
+            return []
+        return list(zip(data.pairs('validation'), data.links('validation')[:count], strict=False))
+    except UserError as error:
+        log.warning('the best head for alignments cannot be chosen, because the validation split cannot be read: %s. '
+                    'The mean of the heads of the second-to-last layer is used instead. Use --look=cross:LAYER:HEAD to '
+                    'choose a head', error)
+        return []
 
 
 def chosen_head(look: str, model: Translator) -> Head:

@@ -189,7 +189,7 @@ def scored_entries(request: Request, model: TextModel) -> Sequence[str]:
 def predict_file(request: Request, model: Predictor, options: SearchOptions, page: Page | None) -> None:
     """Writes a line for each image or series of the input: the class and its probability, or the values."""
     names, inputs = read_inputs(request.input or '', model.form)
-    named = request.format == 'tsv' or any(names)  # examples of an .npz file have no names
+    named = request.format == 'tsv' or any(names)  # a table without the column series has no names
     names = [name or str(index) for index, name in enumerate(names)]
     predictions = model.predict_raw(inputs, options.batch_size, names)
     with open_output(request.output) as output:

@@ -26,11 +26,14 @@ from configs.versions import renamed, upgraded
 from run_directory.progress import judge_all
 from run_directory.records import CONFIG, EVALUATED, read_config, read_metrics
 from runtime.errors import UserError
-from runtime.files import read_json
+from runtime.files import expanded, read_json
 
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # folder next to sweep.json: NAME.log of each run and, after a failure, NAME.failed
 NOT_VARIED = ('seed', 'cache_dir')  # options in which runs of one setting may differ
+# Names of curves and of numbers in results that are not in METRICS.
+OTHER_METRICS = ('learning_rate', 'tokens_per_second', 'epoch', 'skipped_steps', 'seconds', 'compile_seconds',
+                 'resident_gb', 'device_gb', 'device_peak_gb', 'parameters')
 
 log = logging.getLogger('allyouneed.compare')
 
@@ -82,7 +85,7 @@ class RunRecord:
     @property
     def state(self) -> str:
         """The state of the run as text: 'finished', 'failed: ...', 'at step 30 of 60' or 'not started'."""
-        if self.failure:
+        if self.failure and not (self.trained and self.results):  # a failed run may have been finished by hand
             return f'failed: {self.failure}'
         if self.trained:
             return 'finished'
@@ -155,18 +158,27 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
       UserError: if there are no runs.
     """
     if isinstance(where, str | Path):
-        where = folder = Path(where)
+        where = folder = expanded(where)
         if (where / SWEEP).exists():
             return _runs_of_sweep(where)
         where = [where] if (where / CONFIG).exists() else sorted(path.parent for path in where.glob(f'*/{CONFIG}'))
         if not where:
             raise UserError(f'{folder} has no runs. Use the directory of a sweep, or a folder of run directories')
-    folders = [Path(folder) for folder in where]
+    folders = [expanded(folder) for folder in where]
     configs = [flatten(read_config(folder)) for folder in folders]
     varied = [option for option in differing(configs) if option not in NOT_VARIED]
     return [RunRecord(folder.name, folder, {option: config.get(option) for option in varied}, config,
                       read_curves(folder), read_results(folder))
             for folder, config in zip(folders, configs, strict=True)]
+
+
+def is_metric(name: str) -> bool:
+    """Returns whether runs may have a curve or a score of this name, or an evaluation may have measured it.
+
+    Names such as 'train_loss' and 'validation_bleu' are accepted without a further check. The same is true for
+    statistics of places, which have a slash in their names (config.track.places).
+    """
+    return name in (*METRICS, *OTHER_METRICS) or name.startswith(('train_', EVALUATED)) or '/' in name
 
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:

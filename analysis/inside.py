@@ -91,12 +91,15 @@ def pruning(run: Run, request: Request) -> Result:
 
 
 def head_roles(run: Run, request: Request) -> Result:
-    """Returns the roles of the attention heads on the examples of a split."""
-    table = roles(run, examples(run, request), request.places or '*/weights')
+    """Returns the roles of the attention heads on the examples of a split. Long pairs are truncated."""
+    texts = examples(run, request)
+    if isinstance(run.model, Translator):
+        texts = run.model.references(texts)
+    table = roles(run, texts, request.places or '*/weights')
     names = [f'{place.removesuffix("/weights")}, {head}' for place, head in table.heads]
-    numbers = {name: dict(zip(ROLES, np.nan_to_num(row).tolist(), strict=True)) | {
-        'entropy': float(entropy), 'distance': float(distance)}
-        for name, row, entropy, distance in zip(names, table.shares, table.entropy, table.distance, strict=True)}
+    shares = [[None if np.isnan(share) else share for share in row] for row in table.shares.tolist()]  # JSON has no NaN
+    numbers = {name: dict(zip(ROLES, row, strict=True)) | {'entropy': float(entropy), 'distance': float(distance)}
+               for name, row, entropy, distance in zip(names, shares, table.entropy, table.distance, strict=True)}
     return Result(str(table), numbers, matrix_figure(table.shares, names, list(ROLES), 'mean weight',
                                                      ('keys', 'place, head')))
 

@@ -179,9 +179,13 @@ def text_of(run: Run, example: Any) -> Text:
     return Text(model, inputs, written, 0 if 'source' in inputs else max(0, len(output.source_tokens) - 1))
 
 
-def check_same_lengths(clean: Text, corrupt: Text, sentences: Sequence[str]) -> None:
-    """Raises UserError if two texts that are compared token by token have different numbers of tokens."""
+def check_comparable(clean: Text, corrupt: Text, sentences: Sequence[str]) -> None:
+    """Raises UserError if two texts that are compared token by token differ in their lengths or in their targets."""
+    both = f'{sentences[0][:40]!r} and {sentences[1][:40]!r}'
     for name, tokens in clean.inputs.items():
         if len(tokens) != len(corrupt.inputs[name]):
-            raise UserError(f'{sentences[0][:40]!r} and {sentences[1][:40]!r}: the sentences have {len(tokens)} and '
-                            f'{len(corrupt.inputs[name])} tokens. Use sentences with the same number of tokens')
+            raise UserError(f'{both}: the sentences have {len(tokens)} and {len(corrupt.inputs[name])} tokens. Use '
+                            'sentences with the same number of tokens')
+    if clean.written[clean.first:] != corrupt.written[corrupt.first:]:
+        raise UserError(f'{both}: the target has different tokens for the two sentences, because it begins inside a '
+                        'token of the sentence. Begin the target with a space')

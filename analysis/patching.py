@@ -19,7 +19,7 @@ from analysis.passes import (
     Text,
     as_output,
     at_targets,
-    check_same_lengths,
+    check_comparable,
     compiled,
     teacher_forced,
     text_of,
@@ -59,7 +59,8 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
       places: names or patterns of places with the axis 'position'.
 
     Raises:
-      UserError: if there is no such place, or the sentences differ in the number of tokens.
+      UserError: if there is no such place, the sentences differ in the number of tokens, or the tokens of the
+        target differ.
     """
     comparison = _Comparison(run, clean, corrupt, target, places)
     text, names, count = comparison.texts[1], list(comparison.values), len(comparison.pieces)
@@ -155,7 +156,7 @@ class _Comparison:
             raise UserError(f'places={places}: a patching map needs places with the axis "position", such as '
                             'encoder/layers_0')
         self.texts = text_of(run, (clean, target)), text_of(run, (corrupt, target))
-        check_same_lengths(*self.texts, (clean, corrupt))
+        check_comparable(*self.texts, (clean, corrupt))
         outputs: list[Output] = [as_output(run, (sentence, target)) for sentence in (clean, corrupt)]
         both = run.inspect(outputs, names)
         self.values = {name: tuple(np.asarray(values[name].values) for values in both) for name in names}

@@ -22,7 +22,7 @@ from analysis.passes import (
     Effects,
     Node,
     at_targets,
-    check_same_lengths,
+    check_comparable,
     compiled,
     teacher_forced,
     text_of,
@@ -60,13 +60,14 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
         receivers count. Then, with the receiver 'decoder', the effect equals the effect of activation patching.
 
     Raises:
-      UserError: if there is no such place, head or token, or the sentences differ in the number of tokens.
+      UserError: if there is no such place, head or token, the sentences differ in the number of tokens, or the
+        tokens of the target differ.
     """
     listed = run.places()
     sending, receiving = _nodes(senders, listed, 'senders'), _nodes(receivers, listed, 'receivers')
     holding = {name for pattern in ([held] if isinstance(held, str) else held) for name in _held(pattern, listed, held)}
     clean_text, text = (text_of(run, (sentence, target)) for sentence in (clean, corrupt))
-    check_same_lengths(clean_text, text, (clean, corrupt))
+    check_comparable(clean_text, text, (clean, corrupt))
     length = max(map(len, text.inputs.values()))
     for node in (*sending, *receiving):
         if node.positions is not None and max(node.positions, default=0) >= length:

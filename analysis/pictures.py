@@ -14,6 +14,7 @@ from jaxtyping import Float, Num
 from inference.predict import Predictor
 from inference.predictions import Prediction
 from inference.text import Output, TextModel
+from input_pipeline.input_format import visible_steps
 from model.patches import patch_grid
 from model.positional import sinusoids
 from runtime.errors import UserError
@@ -89,6 +90,8 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
                   weights: Mapping[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> 'Figure':
     """Draws the attention that `look` chooses, with `attention_figure` for text or `example_figure` for an example.
 
+    Patches of series that are hidden from the model are no queries.
+
     `weights` is the result of `model.attention` for the answer. By default, this function computes it.
     """
     if isinstance(answer, Prediction):
@@ -96,6 +99,10 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
         example = model.seen(answer)
         grid, _ = patch_grid(example.shape[:-1], model.module.patch)
         _, panels, titles = chosen(weights or model.attention(answer), look)
+        if model.form.masked:
+            visible = visible_steps(example[None]).reshape(*grid, -1).max(axis=-1)
+            tokens = np.pad(visible, (panels.shape[1] - len(visible), 0), constant_values=True)  # with the class token
+            panels = panels[:, tokens]
         return example_figure(panels, example, grid, titles, _shortened(answer.cells))
     assert isinstance(model, TextModel), 'only a TextModel returns an Output'
     kind, panels, titles = chosen(weights or model.attention(answer), look)
@@ -116,7 +123,7 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
     figure, panels = _panels(len(weights), (size[0] + 1.1, size[1] + 1.3), beside=0.8)
     for axes, matrix, title in zip(panels, weights, titles, strict=True):
         image = axes.imshow(matrix, cmap='Blues', vmin=0, vmax=1, aspect='auto')
-        axes.set_title(title, fontsize=9)
+        axes.set_title(_printable(title), fontsize=9)
         axes.set_xlabel('keys', fontsize=8)
         axes.set_ylabel('queries', fontsize=8)
         axes.set_xticks(range(len(source)), [_printable(token) for token in source], rotation=90, fontsize=7)
@@ -132,7 +139,7 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> 'Figure':
     """Draws an image or a series, and the attention weights of the patches on top.
 
-    The query is the class token. Without a class token, the weights are the mean over the queries of all patches.
+    The query is the class token. Without a class token, the weights are the mean over all queries.
     Patches with large weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to
     its largest weight.
     """
@@ -143,7 +150,7 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
     figure, panels = _panels(1 + len(weights), (3.0, 2.8) if image else (5.2, 2.4))
     for index, axes in enumerate(panels):
         shade = None if index == 0 else looked_at[index - 1].reshape(grid)
-        axes.set_title(title if index == 0 else titles[index - 1], fontsize=9)
+        axes.set_title(_printable(title if index == 0 else titles[index - 1]), fontsize=9)
         shaded = (_over_image if image else _over_series)(axes, example, shade)
         axes.tick_params(labelsize=7, length=0)
         if shaded:
@@ -166,11 +173,11 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
             value = values[layer, head]
             axes.text(head, layer, f'{value:.3g}', ha='center', va='center', fontsize=9,
                       color='white' if value > (lowest + highest) / 2 else 'black')
-        axes.set_title(kind, fontsize=9)
+        axes.set_title(_printable(kind), fontsize=9)
         axes.set_xticks(range(values.shape[1]), [f'head {1 + head}' for head in range(values.shape[1])], fontsize=7)
         axes.set_yticks(range(values.shape[0]), [f'layer {1 + layer}' for layer in range(values.shape[0])], fontsize=7)
         axes.tick_params(length=0)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(_printable(title), fontsize=10)
     return figure
 
 
@@ -253,7 +260,7 @@ def save_figure(figure: 'Figure', path: Path) -> None:
     import matplotlib
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context({'text.usetex': False, 'text.parse_math': False}):
+        with matplotlib.rc_context({'text.usetex': False}):
             figure.savefig(path, dpi=100)
     except OSError as error:
         raise UserError(f'the picture {path} cannot be written: {error}') from None
@@ -303,7 +310,7 @@ def _number(text: str, most: int, what: str, look: str) -> int:
     return int(text)
 
 
-def _printable(token: str) -> str:
+def _printable(text: str) -> str:
     # matplotlib would read a dollar as the start of a formula. Some characters are not in any font.
-    token = token.replace('$', r'\$')
-    return ''.join(character if character.isprintable() else f'U+{ord(character):04X}' for character in token)
+    text = text.replace('$', r'\$')
+    return ''.join(character if character.isprintable() else f'U+{ord(character):04X}' for character in text)

@@ -14,12 +14,14 @@ from typing import Any
 from configs.options import choices, flatten, is_used
 from configs.tasks import TASKS
 from runtime.errors import UserError
-from runtime.files import check_file, check_folder
+from runtime.files import check_file, check_folder, expanded
 from runtime.flags import flag
 
 BY = 'length', 'target_length', 'frequency'  # keys by which sentences are divided into buckets
 PREDICTORS = 'predictor', 'forecaster'  # values of `Task.answerer` for images and series
 DOCUMENTS = 'line', 'file', 'blank_line', 'jsonl'  # kinds of text in --input
+FILES = 'input', 'avoid', 'edit', 'output', 'alignments', 'explain', 'pictures'  # flags that name a file or a folder
+STDIN = 'input', 'avoid'  # flags that read stdin if they are -
 SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'patience', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 
 
@@ -31,6 +33,8 @@ class Request:
       search: the flags that change the search, {name: value}: the options of config.decode, 'n_best' and 'seed'. None
         stands for the value in the run's config.
       typed: whether lines are typed at a prompt, because neither --input nor --split is given.
+
+    In the names of files and folders, ~ and ~NAME are expanded.
     """
     workdir: str | None = flag(None, 'The run directory of a training; A,B,C for an ensemble of several runs.')
     checkpoint: str = flag('best', 'best, latest, a step, average:K (mean of the last K) or best:K (mean of the best '
@@ -75,6 +79,11 @@ class Request:
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     typed: bool = False
 
+    def __post_init__(self):
+        for name in FILES:
+            if (path := getattr(self, name) or '').startswith('~'):
+                object.__setattr__(self, name, str(expanded(path)))
+
     @property
     def draws_attention(self) -> bool:
         """Whether a picture of the attention is drawn for each answer."""
@@ -114,15 +123,19 @@ class Request:
                             f'--look={kind}, or add --pictures=DIR or --alignments=FILE')
         if self.format != 'jsonl' and (flags := self._given('attention', *['n_best'] * several)):
             raise UserError(f'{flags} can be used only with --format=jsonl, because the text of an answer is one line')
-        for name, least in ('picture_count', 0), ('explain_count', 1):
+        for name, least, shows in ('picture_count', 0, 'pictures'), ('explain_count', 1, 'explain'):
             if values[name] < least:
                 raise UserError(f'--{name}={values[name]} must be at least {least}')
+            if values[name] != getattr(Request, name) and values[shows] is None:
+                raise UserError(f'--{name}={values[name]} has no effect without --{shows}. Add --{shows}')
         for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):
             if values[name] == '':
                 raise UserError(f'--{name}= is empty. Set it to a name, or remove the flag')
+        if self.output == '-':
+            raise UserError('--output=-: answers go to stdout without --output. Remove the flag')
         paths: dict[str, str] = {}
-        for name in ('input', 'avoid', 'edit', 'output', 'alignments', 'explain', 'pictures'):
-            path = values[name] and os.path.realpath(values[name])
+        for name in FILES:
+            path = '-' if values[name] == '-' and name in STDIN else values[name] and os.path.realpath(values[name])
             if path in paths:
                 raise UserError(f'--{paths[path]} and --{name} name the same file, {path}. Use different files')
             paths |= {path: name} if path else {}
@@ -190,6 +203,13 @@ class Request:
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):
                 raise UserError(f'--{name}={value} does not apply to task={task}. Remove the flag')
+        if self.score and answerer == 'generator' and self.search.get('extra_length') is not None:
+            raise UserError('--extra_length has no effect on the --score of a language model, which scores whole '
+                            'texts. Remove the flag')
+        uses_alpha = not self.score and (self.search.get('method') or run.config.decode.method) == 'beam'
+        if self.search.get('alpha') is not None and not (uses_alpha or self.format == 'jsonl' or self.explain):
+            raise UserError('--alpha has no effect on this output: without beam search, only the scores in '
+                            '--format=jsonl and --explain use it. Remove the flag')
         if self.typed and predicts:
             raise UserError('--input=FILE (.npz, .csv, an image or a folder of images) is required: images and series '
                             'cannot be typed at a prompt')

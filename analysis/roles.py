@@ -6,7 +6,7 @@ Voita et al. 2019 (arXiv:1905.09418, section 5) find heads that attend to neighb
 
 import dataclasses
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from inference.inspection import Values
 from inference.run import Run
 from input_pipeline.tokenizer import EOS, SPACE, SPECIAL
 from runtime.errors import UserError
-
-TEXTS = 64  # number of texts whose attention weights are in memory at a time
 
 
 def _at(offset: int) -> Callable[..., Bool[np.ndarray, 'query key']]:
@@ -88,7 +86,7 @@ class Roles:
         return '\n'.join(lines)
 
 
-def roles(run: Run, texts: Sequence[Any], places: str | Sequence[str] = '*/weights') -> Roles:
+def roles(run: Run, texts: Iterable[Any], places: str | Sequence[str] = '*/weights') -> Roles:
     """Returns how much attention the heads at the places give to keys with each role.
 
     Args:
@@ -99,14 +97,14 @@ def roles(run: Run, texts: Sequence[Any], places: str | Sequence[str] = '*/weigh
     Raises:
       UserError: if the list of texts is empty, no place matches, or a place has no attention weights.
     """
-    if not texts:
-        raise UserError('roles need at least one text. Use a list with texts')
     sums: dict[str, _Sums] = {}
-    for begin in range(0, len(texts), TEXTS):
-        for values in run.inspect(texts[begin:begin + TEXTS], places):
-            for name, value in values.items():
-                causal = 'self_attention' in name and (isinstance(run.model, Generator) or 'decoder' in name)
-                sums[name] = sums.get(name, _Sums()) + _sums(value, causal)
+    for values in run.inspect_each(texts, places):
+        for name, value in values.items():
+            own = 'self_attention' in name
+            causal = own and (isinstance(run.model, Generator) or 'decoder' in name)
+            sums[name] = sums.get(name, _Sums()) + _sums(value, causal, run.config.model.window if own else 0)
+    if not sums:
+        raise UserError('roles need at least one text. Use a list with texts')
     heads = [(name, head) for name, place_sums in sums.items() for head in range(len(place_sums.entropy))]
 
     def rows(field):
@@ -135,14 +133,16 @@ class _Sums:
         return _Sums(*(getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(self)))
 
 
-def _sums(value: Values, causal: bool) -> _Sums:
+def _sums(value: Values, causal: bool, window: int) -> _Sums:
+    """Returns the sums for one text. `window` is config.model.window, or 0 if the distance of keys is not limited."""
     if value.axes != ('head', 'query', 'key'):
         raise UserError(f'{value.name}: roles are computed from attention weights. Use places that end in /weights')
     weights, pieces = np.asarray(value.values, np.float64), value.labels['key']
     heads, queries, keys = weights.shape
-    visible = np.arange(keys) <= np.arange(queries)[:, None] if causal else np.ones((queries, keys), bool)
+    offset = np.arange(keys) - np.arange(queries)[:, None]
+    distance = np.abs(offset)
+    visible = (distance < (window or np.inf)) & (offset <= (0 if causal else np.inf))
     masks = [mask(queries, pieces) & visible for mask in ROLES.values()]
-    distance = np.abs(np.arange(keys) - np.arange(queries)[:, None])
     positive = np.where(weights > 0, weights, 1)
     return _Sums(queries, np.stack([(weights * mask).sum(axis=(1, 2)) for mask in masks], axis=1),
                  np.array([mask.any(axis=1).sum() for mask in masks], np.float64),

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from analysis.compare import LOGS, SWEEP, RunRecord, read_curves, read_results, recorded_sweep
-from configs.checks import check_config, written
-from configs.options import flatten
+from configs.checks import check_config, warmup_problems, written
+from configs.options import flatten, plain
 from configs.sweeps import Overrides, run_names
 from configs.tasks import METRICS, goodness
 from configs.versions import VERSION
 from run_directory.records import METRICS_FILE
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
-from runtime.files import check_folder, write_text
+from runtime.files import check_folder, expanded, write_text
 
 log = logging.getLogger('allyouneed.sweep')
 
@@ -35,7 +35,7 @@ def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
     Raises:
       UserError: if the file does not exist or does not define a sweep.
     """
-    path = Path(file)
+    path = expanded(file)
     if not path.is_file():
         shipped = (Path(__file__).parents[1] / 'configs' / 'sweeps').glob('[!_]*.py')
         raise UserError(f'--sweep={path} does not exist{did_you_mean(str(path), map(os.path.relpath, shipped))}')
@@ -52,20 +52,22 @@ def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
         sweep = module.get_sweep(config)
     if not (isinstance(sweep, list | tuple) and sweep and all(map(_is_overrides, sweep))):
         raise UserError(f'--sweep={path}: get_sweep must return a list of at least one run, each a dict of overrides')
-    return list(sweep)
+    return [{option: plain(value) for option, value in overrides.items()} for overrides in sweep]
 
 
 def _is_overrides(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(option, str) for option in value)
 
 
-def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides]) -> dict[str, Overrides]:
+def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
+                 constant: Collection[str]) -> dict[str, Overrides]:
     """Returns {name of the run: overrides}. If several runs have equal configs, only the first run is kept.
 
     Args:
       file: the sweep file, for messages.
       config: the resolved recipe.
       sweep: the runs of the file.
+      constant: the options that the command line sets in every run.
 
     Raises:
       UserError: if a run's config is not possible. The message names the run.
@@ -78,6 +80,9 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides]) -> d
         try:
             changed.update_from_flattened_dict(overrides)
             check_config(changed)
+            # train.py refuses a warm-up that is set by a flag and too long. It gets all overrides as flags.
+            if 'optimizer.warmup' in {*constant, *overrides} and (problems := warmup_problems(changed)):
+                raise UserError(problems[0])
         except (TypeError, ValueError, UserError) as error:
             raise UserError(f'--sweep={file}, run {written(overrides)}: {error}') from None
         unique.setdefault(repr(flatten(changed)), overrides)

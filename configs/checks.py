@@ -8,7 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from configs import recipes
-from configs.options import BY_NAME, DEFAULTS, decisive, flatten, kind_problem
+from configs.options import BY_NAME, DEFAULTS, decisive, flatten, kind_problem, plain
 from configs.rules import rules, warmup_steps
 from configs.tasks import TASKS
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
@@ -37,13 +37,14 @@ def config_from(flag: flags.FlagHolder,
         raise UserError(no_recipe(path))
     with faults_in(path):
         hasattr(flag.value, 'seed')  # ml_collections raises an OSError of the recipe only at the first access
-    problems = config_problems(flag.value)
+    config = plain(flag.value)
+    problems = config_problems(config)
     if not problems and 'optimizer.warmup' in config_flags.get_override_values(flags.FLAGS['config']):
-        problems = warmup_problems(flag.value)
-    problems += more(flag.value, problems)
+        problems = warmup_problems(config)
+    problems += more(config, problems)
     if problems:
         raise UserError('\n'.join(problems))
-    return flag.value
+    return config.lock()
 
 
 def no_recipe(path: str) -> str:

@@ -1,11 +1,13 @@
-"""Fine-tuning: continues the training of a model on other data.
+r"""Fine-tuning: continues the training of a model on other data.
 
-    python train.py --config=configs/fine_tune.py:RUN --config.data.dir=DIR --workdir=runs/tuned
+    python train.py --config=configs/fine_tune.py:RUN --config.data.source=files --config.data.dir=DIR \
+                    --workdir=runs/tuned
 
 This command starts with the parameters and the vocabulary of the run directory RUN. The recipe uses the config of RUN,
-with a learning rate that suits a trained model. By default, the parameters are read from the best checkpoint of RUN.
-Further options:
+with a learning rate that suits a trained model. So the languages and the names of the splits are those of RUN, unless
+you set them. By default, the parameters are read from the best checkpoint of RUN. Further options:
 
+- --config.data.file=FILE, instead of --config.data.dir, trains a language model on one text.
 - --config.train.init_from=RUN:average:5 starts with the mean of the last 5 checkpoints instead.
 - --config.train.frozen='encoder,*embedding' does not train the encoder and the embeddings.
 - --config.train.lora_rank=8 trains only low-rank adapters.

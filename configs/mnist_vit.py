@@ -4,8 +4,9 @@
 
 DIR contains the files of MNIST as they were published, plain or compressed (.gz): train-images-idx3-ubyte,
 train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. The last tenth of the training images is the
-validation split. --config.data.source=tfds uses the data of TensorFlow Datasets (TFDS) instead. TFDS needs TensorFlow
-once, to prepare the data.
+validation split. To use the data of TensorFlow Datasets (TFDS) instead, set --config.data.source=tfds
+--config.data.splits.train='train[:90%]' --config.data.splits.validation='train[90%:]'. TFDS needs TensorFlow once, to
+prepare the data.
 
 We have not trained this recipe.
 """
@@ -22,7 +23,6 @@ def get_config() -> ConfigDict:
                         position='learned', dropout=0.1)
     config.model.update(patches={'patch': 4, 'pooling': 'mean'})  # 49 patches
     config.data.update(source='files', name='mnist', validation_share=0.1, crop=2, flip=False)
-    config.data.splits.update(train='train[:90%]', validation='train[90%:]', test='test')  # for source=tfds
     config.batch.rows = 128
     config.optimizer.update(schedule='cosine', peak=1e-3, warmup=400)
     config.train.steps = 8400  # 20 epochs

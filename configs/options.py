@@ -76,6 +76,7 @@ TEXTS: Users = {'task.data': ('pairs', 'documents')}
 EXAMPLES: Users = {'task.data': ('classes', 'values')}
 SERIES: Users = {'task.data': ('series',)}
 SPLIT_FILES: Users = {'data.source': ('files', 'tfds'), 'task.data': ('pairs', 'documents', 'classes', 'values')}
+SPLIT_NAMES: Users = SPLIT_FILES | {'data.file': ('',)}  # a data.file contains all splits
 CLASSES: Users = {'task.objective': ('cross_entropy',)}
 SEARCH: Users = {'task.answerer': ('translator', 'generator')}
 TRANSLATOR: Users = {'task.answerer': ('translator',)}
@@ -175,7 +176,8 @@ OPTIONS = (
     Option('model.patches.pooling', 'class_token', 'input of the output layer: the class token, or the mean over the '
            'patches', OneOf(('class_token', 'mean')), POOLED),
     Option('model.patches.stem', 'linear', "embedding of the patches; 'linear': one matrix, as in the vision "
-           "Transformer; 'convolutions': convolutions of 3 x 3 pixels with stride 2, for images only (Xiao et al. 2021)",
+           "Transformer; 'convolutions': convolutions of 3 x 3 pixels with stride 2, for images only (Xiao et al. "
+           '2021)',
            OneOf(('linear', 'convolutions')), POOLED),
 
     Option('data.source', 'builtin', "where the data comes from; 'builtin' needs no download",
@@ -186,10 +188,10 @@ OPTIONS = (
            'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
     Option('data.splits.train', 'train', 'name of the split on disk; for text files also several names separated by '
            "commas, and patterns such as 'train-*'; all these files are concatenated", NAMES,
-           SPLIT_FILES),
-    Option('data.splits.validation', 'validation', 'name of the split on disk', NAMES, SPLIT_FILES),
+           SPLIT_NAMES),
+    Option('data.splits.validation', 'validation', 'name of the split on disk', NAMES, SPLIT_NAMES),
     Option('data.splits.test', 'test', 'name of the split on disk; several names, separated by commas, are separate '
-           'test sets', NAMES, SPLIT_FILES, resume=''),
+           'test sets', NAMES, SPLIT_NAMES, resume=''),
     Option('data.seed', 0, 'seed of the generated data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
     Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces that get plain spaces instead, '
@@ -387,19 +389,32 @@ def decisive(name: str, values: Mapping[str, Any]) -> str | None:
     """Returns the deciding option: the option whose value is the reason why the option `name` has no effect.
 
     Returns None if the option `name` has an effect. `values` are all options of a config, {'model.d_model': 512, ...}.
-    The task and the kind of model in `values` must exist.
+    The task and the kind of model in `values` must exist. A deciding option that has no effect counts as its default.
     """
     parts = TASKS[values['task']]._asdict()
     for deciding, used_with in BY_NAME[name].only.items():
         part = deciding.removeprefix('task.')
-        if (parts[part] if part != deciding else values[deciding]) not in used_with:
-            return 'task' if part != deciding else deciding
+        if part != deciding:
+            if parts[part] not in used_with:
+                return 'task'
+        elif (values if is_used(deciding, values) else DEFAULTS)[deciding] not in used_with:
+            return deciding
     return None
 
 
 def is_used(name: str, values: Mapping[str, Any]) -> bool:
     """Returns whether the option `name` has an effect. `values` are all options of a config."""
     return decisive(name, values) is None
+
+
+def plain(value: Any) -> Any:
+    """Returns a number of NumPy or JAX as a number of Python, and a config as a copy with such numbers converted.
+
+    References in a config are resolved. Other values are returned unchanged.
+    """
+    if isinstance(value, ConfigDict):
+        return ConfigDict({name: plain(part) for name, part in value.items()})
+    return value.item() if getattr(value, 'ndim', None) == 0 else value  # this module does not import NumPy
 
 
 def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:

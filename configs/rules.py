@@ -100,10 +100,6 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('data.validation_share', bool(data.file), data.validation_share > 0,
              f'must be above 0, because the validation split is a part of data.file={data.file}'),
         Rule('data.file', bool(data.file), not data.dir, f'must not be combined with data.dir={data.dir}'),
-        *(Rule(name, is_used('data.file', values) and bool(data.file), values[name] == DEFAULTS[name],
-               f'has no effect with data.file={data.file}. Leave it at its default, {DEFAULTS[name]!r}, or use '
-               'data.dir')
-          for name in ('data.splits.train', 'data.splits.validation', 'data.splits.test')),
         Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),
         Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents'),
              'must be one name, because only folders and datasets of text can have several test sets'),
@@ -128,6 +124,9 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         needs('train.guided_head', 'train.guided_alignment'),
         Rule('train.guided_alignment', train.guided_alignment > 0 and model.kind == 'rnnsearch',
              model.recurrent.attention, 'needs model.recurrent.attention=True'),
+        Rule('train.guided_alignment', train.guided_alignment > 0, not model.layer_dropout,
+             f'must not be combined with model.layer_dropout={model.layer_dropout}, because a skipped sublayer has no '
+             'attention weights. Set one option to 0'),
         Rule('train.guided_head', bool(train.guided_head),
              cross_head(train.guided_head, *cross_heads(model)) is not None,
              'must be cross:LAYER:HEAD or cross:LAYER. LAYER is from 1 to {}, and HEAD is from 1 to {}'.format(

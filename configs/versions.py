@@ -4,7 +4,8 @@
 1. After a change of the table, every old run must still open, decode and resume. Therefore:
 
 - to add an option whose default differs from the earlier behaviour, raise VERSION and give the earlier value in BEFORE;
-- to rename an option, raise VERSION and give the new name in RENAMED.
+- to rename an option, raise VERSION and give the new name in RENAMED;
+- to refuse an option where it has no effect, give the condition in the table of options and raise VERSION.
 
 A new option whose default keeps the earlier behaviour needs no entry: old configs get the default.
 """
@@ -22,7 +23,7 @@ from configs.options import DEFAULTS, flatten, kind_problem
 from runtime.errors import UserError, option_like
 from runtime.files import read_bytes
 
-VERSION = 3  # version 3 does not allow names of splits with the built-in data
+VERSION = 4  # version 3 does not allow names of splits with the built-in data, and version 4 with data.file
 RENAMED: dict[int, dict[str, str]] = {}  # version -> {name before this version: name from this version on}
 BEFORE: dict[int, dict[str, Any]] = {    # version -> {current name: value before this version}
     2: {'data.plain_spaces': 0.0},

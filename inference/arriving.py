@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from input_pipeline.documents import cut
 from input_pipeline.sources import decode_lines, read_lines
 from runtime.cache import cache_folder
 from runtime.errors import UserError
@@ -25,6 +26,24 @@ class Arriving(Iterator[str]):
 
     def __next__(self) -> str:
         return next(self._lines)
+
+
+def arriving_documents(lines: Arriving) -> Arriving:
+    """Divides arriving lines at blank lines. A document is ready if a blank line or the end of the input follows it."""
+    ahead: collections.deque[str | None] = collections.deque()  # lines that `ready` has read; None is the end
+
+    def read() -> Iterator[str]:
+        while (line := ahead.popleft() if ahead else next(lines, None)) is not None:
+            yield line
+
+    def ready(deadline: float) -> bool:
+        while not (whole := bool(ahead) and not (ahead[-1] or '').strip()) and lines.ready(deadline):
+            line = next(lines, None)
+            if ahead or line is None or line.strip():  # blank lines before a document have no meaning
+                ahead.append(line)
+        return whole
+
+    return Arriving(cut(read(), 'blank_line'), ready)
 
 
 def input_lines(path: str) -> Iterator[str]:

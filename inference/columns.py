@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from inference.arriving import Arriving, input_lines
+from inference.arriving import Arriving, arriving_documents, input_lines
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.text import Output, TextModel
@@ -28,7 +28,7 @@ def input_texts(path: str, documents: str) -> Iterator[str]:
         return (read_text(name) for name in [path])  # the file is read when its text is requested
     lines = input_lines(path)
     if documents == 'blank_line':
-        return cut(lines, documents)
+        return arriving_documents(lines) if isinstance(lines, Arriving) else cut(lines, documents)
     if documents == 'jsonl':
         texts = (_json_text(line, f'{_named(path)}:{number}') for number, line in enumerate(lines, 1))
         return Arriving(texts, lines.ready) if isinstance(lines, Arriving) else texts

@@ -5,7 +5,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from inference.forced import Forced
 from inference.options import SAMPLING, SearchOptions, search_options
-from inference.scores import Evaluation, bits_per_character, text_scores
+from inference.scores import Evaluation, bits_per_character, change_warning, text_scores
 from inference.search import length_penalty
 from inference.text import (
     LENGTHS,
@@ -30,7 +30,7 @@ from inference.text import (
     checked_texts,
 )
 from input_pipeline.data import DocumentData
-from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
 from model import Params
 from model.evaluation import eval_step, evaluate, forward, supervised
 from model.losses import Sums, cross_entropy
@@ -40,6 +40,7 @@ from runtime.resources import compile_time
 log = logging.getLogger('allyouneed.decode')
 
 SAMPLES = 3  # number of sample texts in the results of `score`
+COMPARED = 1_000_000  # number of characters of a split that `score` compares with their decoded tokens
 
 
 class Generator(SearchModel):
@@ -147,7 +148,7 @@ class Generator(SearchModel):
 
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Returns the bits per character of the validation split, and a sampled text."""
-        output, = self.generate([self.opening], search_options(config, method='sample', n_best=1))
+        output, = self.generate([self.opening(config.data)], search_options(config, method='sample', n_best=1))
         bits = bits_per_character(float(sums.others['nll']), data.characters('validation'))
         return Evaluation({'bits_per_character': bits}, f'  {output.text!r}')
 
@@ -173,7 +174,7 @@ class Generator(SearchModel):
         began, compiled_before = time.perf_counter(), compile_time.seconds
         sums = jax.block_until_ready(evaluate(step, self.params, batches()))
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
-        samples = [output.text for output in self.generate([self.opening] * SAMPLES, options)]
+        samples = [output.text for output in self.generate([self.opening(config.data)] * SAMPLES, options)]
         scores = text_scores(-float(sums.others['nll']), int(sums.tokens), plan.characters, plan.bytes)
         results = sums.means() | {
             'n': int(sums.tokens), 'bits_per_character': scores['bits_per_character'],
@@ -184,27 +185,37 @@ class Generator(SearchModel):
             results['unknown_tokens'] = unknown
             log.warning('%s: %d of %d tokens are <unk>, because the vocabulary does not have their characters. Do not '
                         'compare bits per character or per byte with other models', split, unknown, results['n'])
+        elif warning := self._changes(data.documents(split)):
+            log.warning('%s: %s', split, warning)
         return results, [(sample,) for sample in samples]
 
     @override
     def examples(self, data: DocumentData, split: str, count: int,
                  options: SearchOptions) -> list[tuple[Output, str]]:
-        """Returns outputs whose prompts are the first windows of a split. The continuations are empty."""
+        """Returns outputs whose prompts are the first documents in the windows of a split. Continuations are empty.
+
+        A window can contain several documents. Each document, or the part of it that is in the window, is one prompt.
+        Parts with a single token are left out, because the model predicts nothing in them.
+        """
         plan = data.plan(split)
-        windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
-        tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
+        batches = (plan.batch(step)['inputs'] for step in range(len(plan)))
+        windows = ((tokens, segments) for inputs in batches
+                   for tokens, segments in zip(inputs['tokens'], inputs['segments'], strict=True))
+        documents = (tokens[segments == number].tolist() for tokens, segments in windows
+                     for number in range(1, segments.max() + 1))
         decode = self.tokenizers['source'].decode
         empty = Hypothesis('', [], 0.0, 0.0, ended=False)
-        return [(Output(decode(window), window, [empty]), '') for window in tokens if window]
+        return [(Output(decode(tokens), tokens, [empty]), '')
+                for tokens in itertools.islice((tokens for tokens in documents if len(tokens) > 1), count)]
 
-    @property
-    def opening(self) -> str:
-        """The prompt for a new text.
+    def opening(self, data: ConfigDict) -> str:
+        """Returns the prompt for a new text. `data` is the section config.data.
 
         If the model was trained on whole documents, '' is the beginning of a document. Otherwise, a line feed makes the
-        text begin with a new line.
+        text begin with a new line. If the model has not seen line feeds in training, the prompt is ''.
         """
-        return '' if self.whole_documents else '\n'
+        no_line_feed = data['documents'] == 'line' or UNK in self.tokenizers['target'].encode('\n')
+        return '' if self.whole_documents or no_line_feed else '\n'
 
     @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
@@ -232,6 +243,21 @@ class Generator(SearchModel):
 
     def _shown(self, output):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]
+
+    def _changes(self, documents: Iterable[str]) -> str:
+        """Returns a warning if the tokenizer changes one of the first documents, or ''. See `change_warning`.
+
+        At most COMPARED characters are compared with their decoded tokens.
+        """
+        encode, decode = self.tokenizers['target'].encode, self.tokenizers['target'].decode
+        remaining, count, changed = COMPARED, 0, 0
+        for document in documents:
+            # A tokenizer may drop a space at the end of a text, so a truncated document must not end with a space.
+            text = document if len(document) <= remaining else document[:remaining].rstrip()
+            remaining, count, changed = remaining - len(document), count + 1, changed + (decode(encode(text)) != text)
+            if remaining <= 0:
+                break
+        return change_warning(changed, count, 'document')
 
     def _begin(self, prompt: str, number: int, room: int, kept: int) -> tuple[list[int], str]:
         """Returns the tokens and the text of a prompt.

@@ -7,9 +7,10 @@ xarray would be the usual type, but the import of xarray takes as long as a tran
 
 import dataclasses
 import functools
+import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -116,7 +117,7 @@ def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Sizes]:
             for name, shape in shapes.items()}
 
 
-def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Sequence[str], options: SearchOptions,
+def inspect(model: Answerer, given: Iterable[Any], places: str | Sequence[str], options: SearchOptions,
             most_gb: float = MOST_GB) -> list[Inspected]:
     """Returns the values at places for each text or example.
 
@@ -125,7 +126,8 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
     Args:
       model: the model.
       given: a list of outputs of the model, or raw inputs for a model of images or series. A translator also accepts
-        sources, which are translated first, and pairs (source, target). A language model also accepts texts.
+        sources, which are translated first, and pairs (source, target). A language model also accepts texts. It reads
+        the start token before a text, and only the tokens of an output.
       places: names or patterns of places.
       options: the search options for the translation of sources.
       most_gb: the maximum size of all values together, in GB.
@@ -133,22 +135,36 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
     Raises:
       UserError: if no place matches, or the values are larger than `most_gb`.
     """
+    names, rows = _names(model, places), _rows(model, given, options)
+    _check_size(rows, names, _shapes(model), most_gb)
+    return _values(model, rows, names)
+
+
+def inspect_each(model: Answerer, given: Iterable[Any], places: str | Sequence[str], options: SearchOptions,
+                 most_gb: float = MOST_GB) -> Iterator[Inspected]:
+    """Yields the results of `inspect`, in order. All values of a long list of texts would not fit into memory.
+
+    The model reads up to ROWS texts at a time: fewer if their values together are larger than `most_gb`, but at least
+    one. `inspect` explains the arguments.
+    """
+    names, rows, shapes = _names(model, places), _rows(model, given, options), _shapes(model)
+    parts: list[list[_Row]] = []
+    room = 0.0
+    for row in rows:
+        gigabytes = _gigabytes(row, names, shapes)
+        if not parts or len(parts[-1]) == ROWS or gigabytes > room:
+            parts.append([])
+            room = most_gb
+        parts[-1].append(row)
+        room -= gigabytes
+    return itertools.chain.from_iterable(_values(model, part, names) for part in parts)
+
+
+def _names(model: Answerer, places: str | Sequence[str]) -> list[str]:
+    """Returns the names of the places that match the names or patterns `places`, in the order of the layers."""
     listed = list_places(model)
     patterns = [places] if isinstance(places, str) or not isinstance(places, Iterable) else list(places)
-    names = sorted({name for pattern in patterns for name in matching(pattern, listed)}, key=_in_order)
-    rows = _rows(model, given, options)
-    _check_size(rows, names, _shapes(model), most_gb)
-    captured = _program(model.module, tuple(names))
-    results: list[Inspected] = [Inspected() for _ in rows]
-    order = sorted(range(len(rows)), key=lambda row: -rows[row].length)
-    for begin in range(0, len(order), ROWS):
-        part = order[begin:begin + ROWS]
-        values = captured(model.params, _batch(model, [rows[row] for row in part]))
-        for name in names:
-            arrays = np.asarray(values[name])
-            for index, row in enumerate(part):
-                results[row][name] = rows[row].cut(name, arrays[index])
-    return [Inspected({name: result[name] for name in names}) for result in results]
+    return sorted({name for pattern in patterns for name in matching(pattern, listed)}, key=_in_order)
 
 
 @functools.lru_cache(maxsize=16)  # another call with the same places needs no compilation
@@ -187,13 +203,14 @@ class _Row:
         return Values(name, axes, array, labels)
 
 
-def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOptions) -> list[_Row]:
+def _rows(model: Answerer, given: Iterable[Any], options: SearchOptions) -> list[_Row]:
     """Returns the arguments of the module for each text or example."""
     if isinstance(model, Predictor):
         arguments = model.arguments(np.asarray(given))
         return [_Row(dict(zip(arguments, row, strict=True)), {}) for row in zip(*arguments.values(), strict=True)]
     if isinstance(given, (str, Output)) or not isinstance(given, Iterable):
         raise UserError('the texts or outputs must be a list. Put a single text or output into a list')
+    given = list(given)  # an iterator such as zip(...) can be read only once
     for number, text in enumerate(given, 1):
         pair = isinstance(model, Translator) and isinstance(text, tuple | list) and len(text) == 2
         if not (pair or isinstance(text, str | Output)):
@@ -225,6 +242,21 @@ def _unscored(source: str, source_tokens: list[int], text: str, tokens: list[int
     return Output(source, source_tokens, [Hypothesis(text, tokens, 0.0, 0.0)])
 
 
+def _values(model: Answerer, rows: Sequence[_Row], names: Sequence[str]) -> list[Inspected]:
+    """Computes the values at the places `names` for each text or example."""
+    captured = _program(model.module, tuple(names))
+    results: list[Inspected] = [Inspected() for _ in rows]
+    order = sorted(range(len(rows)), key=lambda row: -rows[row].length)
+    for begin in range(0, len(order), ROWS):
+        part = order[begin:begin + ROWS]
+        values = captured(model.params, _batch(model, [rows[row] for row in part]))
+        for name in names:
+            arrays = np.asarray(values[name])
+            for index, row in enumerate(part):
+                results[row][name] = rows[row].cut(name, arrays[index])
+    return [Inspected({name: result[name] for name in names}) for result in results]
+
+
 def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
     names = rows[0].inputs
     if isinstance(model, Predictor):
@@ -236,15 +268,17 @@ def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
 def _check_size(rows: Sequence[_Row], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]],
                 most_gb: float) -> None:
     """Raises UserError if the requested values together are larger than `most_gb`. `shapes` is from `_shapes`."""
-    def size(row, name):
-        return 4 * math.prod(  # all images or series have the same shapes; texts have different lengths
-            len(row.pieces[row.side(name, axis)]) if axis in FREE and row.pieces else length
-            for axis, length in zip(axes_of(name)[1:], shapes[name][1:], strict=True))
-
-    gigabytes = sum(size(row, name) for row in rows for name in names) / 1e9
+    gigabytes = sum(_gigabytes(row, names, shapes) for row in rows)
     if not gigabytes <= most_gb:
         raise UserError(f'the values at {len(names)} places for {len(rows)} texts have {gigabytes:.2g} GB, more than '
                         f'most_gb={most_gb:g}. Read fewer places or texts at a time, or increase most_gb')
+
+
+def _gigabytes(row: _Row, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """Returns the size of the values at the places `names` for one text or example, in GB."""
+    return sum(4 * math.prod(  # all images or series have the same shapes; texts have different lengths
+        len(row.pieces[row.side(name, axis)]) if axis in FREE and row.pieces else length
+        for axis, length in zip(axes_of(name)[1:], shapes[name][1:], strict=True)) for name in names) / 1e9
 
 
 def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: SearchOptions,

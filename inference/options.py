@@ -11,6 +11,9 @@ from configs.options import METHODS, SEARCH_NUMBERS
 from inference.constraints import checked_phrases
 from runtime.errors import UserError
 
+# {option: the method that uses it}. Every method uses the remaining options.
+ONLY_FOR = {'beam': 'beam', 'patience': 'beam', 'temperature': 'sample', 'top_k': 'sample', 'top_p': 'sample',
+            'seed': 'sample'}
 HINTS = {'temperature': '; for the most probable token, use method=greedy', 'top_k': '; 0 keeps every token'}
 
 
@@ -63,6 +66,15 @@ SAMPLING = SearchOptions(method='sample')
 
 
 def search_options(config: ConfigDict, **changes) -> SearchOptions:
-    """Returns `config.decode` as `SearchOptions`. Values of `changes` that are not None override `config.decode`."""
+    """Returns `config.decode` as `SearchOptions`. Values of `changes` that are not None override `config.decode`.
+
+    Raises:
+      UserError: if a value is not allowed, or `changes` sets an option that the method does not use.
+    """
     changed = {name: value for name, value in changes.items() if value is not None}
-    return SearchOptions(**(dict(config.decode) | changed))
+    options = SearchOptions(**(dict(config.decode) | changed))
+    for name, value in changed.items():
+        if (method := ONLY_FOR.get(name, options.method)) != options.method:
+            raise UserError(f'{name}={value} has no effect with method={options.method}. Use method={method}, or '
+                            f'remove {name}')
+    return options

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference.generate import Generator
-from inference.scores import text_scores
+from inference.scores import change_warning, text_scores
 from inference.text import Output, TextModel
 from input_pipeline.tokenizer import UNK
 
@@ -68,9 +68,8 @@ class Report:
                  'token. Windows have %d tokens, and the stride is %d tokens', self._count, units, self._sizes['bytes'],
                  self._sizes['characters'], self._sizes['tokens'], ''.join(bits), scores['perplexity'],
                  self.model.context, self.model.stride)
-        if self._changed:
-            log.warning('in %d of %d %s, the decoded tokens differ from the text. Do not compare bits per byte or per '
-                        'character with other models', self._changed, self._count, units)
+        if warning := change_warning(self._changed, self._count, self.unit):
+            log.warning('%s', warning)
 
     def _about_unknown(self) -> str:
         if not self._unknown:  # a tokenizer of whole words

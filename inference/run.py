@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from inference.editor import Editor
 from inference.edits import Edit, Sizes, matching, parsed
 from inference.forecast import Forecaster
 from inference.generate import Generator
-from inference.inspection import MOST_GB, Inspected, inspect, list_places, places_of, resolved
+from inference.inspection import MOST_GB, Inspected, inspect, inspect_each, list_places, places_of, resolved
 from inference.options import SearchOptions, search_options
 from inference.predict import Predictor
 from inference.predictions import Predictions
@@ -44,7 +44,7 @@ Answerer = Translator | Generator | Predictor
 CALLS = {'translator': 'run.translate or run.forced', 'generator': 'run.generate or run.forced',
          'predictor': 'run.predict', 'forecaster': 'run.predict'}
 EDITS_OPTION = 'config.train.edits'
-WINDOWS = 100  # for a language model, the edit 'mean' averages over this number of windows of a split
+DOCUMENTS = 100  # for a language model, the edit 'mean' averages over this number of documents of a split
 
 
 def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
@@ -224,12 +224,15 @@ class Run:
         """
         return list_places(self._plain)
 
-    def inspect(self, inputs: Sequence[Any] | np.ndarray, places: str | Sequence[str],
+    def inspect(self, inputs: Iterable[Any], places: str | Sequence[str],
                 options: SearchOptions | None = None, most_gb: float = MOST_GB) -> list[Inspected]:
         """Returns the values at places, for each text or example; see `inference.inspection.inspect`."""
-        if isinstance(self.model, Predictor):
-            inputs = self.model.form.prepare(inputs)
-        return inspect(self.model, inputs, places, options or self.options, most_gb)
+        return inspect(self.model, self._prepared(inputs), places, options or self.options, most_gb)
+
+    def inspect_each(self, inputs: Iterable[Any], places: str | Sequence[str],
+                     options: SearchOptions | None = None, most_gb: float = MOST_GB) -> Iterator[Inspected]:
+        """Yields the results of `inspect`, and keeps few of them in memory; see `inference.inspection.inspect_each`."""
+        return inspect_each(self.model, self._prepared(inputs), places, options or self.options, most_gb)
 
     def edited(self, edits: Sequence[Edit | Mapping[str, Any]]) -> 'Run':
         """Returns a run whose model applies edits at places, in every pass and every search. This run is unchanged.
@@ -262,18 +265,26 @@ class Run:
         return run
 
     def _texts_of(self, split: str) -> Sequence[Any] | np.ndarray:
-        """Returns examples of a split for `inspect`: all examples, or the first windows for a language model."""
-        first, *_ = asked_splits(split, self.config.data, "edit 'mean': by")
+        """Returns examples of a split for `inspect`: all examples; for a language model, the first documents.
+
+        'test' stands for all test sets. Long pairs are truncated as for the perplexity.
+        """
+        splits = asked_splits(split, self.config.data, "edit 'mean': by")
         data: Any = self.data()
         if isinstance(self.model, Translator):
-            return data.pairs(first)
+            return self.model.references([pair for name in splits for pair in data.pairs(name)])
         if isinstance(self.model, Predictor):
-            return data.arrays.inputs(first)
-        return [output for output, _ in self.model.examples(data, first, WINDOWS, self.options)]
+            return np.concatenate([data.arrays.inputs(name) for name in splits])
+        return [output for name in splits
+                for output, _ in self.model.examples(data, name, DOCUMENTS, self.options)]
 
     def data(self) -> Data:
         """Opens the data on which the run was trained, with the tokenizers of the run."""
         return open_data(self.config, self.workdir)
+
+    def _prepared(self, inputs: Any) -> Any:
+        """Returns inputs for `inspect`: raw images or series in the encoding of the training inputs, or texts."""
+        return self.model.form.prepare(inputs) if isinstance(self.model, Predictor) else inputs
 
     def _noted(self, outputs: list[Output]) -> list[Output]:
         """Returns the outputs. Logs a warning if the inputs have characters that are not in the vocabulary."""

@@ -183,6 +183,21 @@ def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> di
             'bits_per_byte': bits / bytes if bytes else None}
 
 
+def change_warning(changed: int, count: int, unit: str) -> str:
+    """Returns a warning if the tokenizer changed some of the texts that were scored, or '' if it changed none.
+
+    Args:
+      changed: the number of texts whose decoded tokens differ from the text.
+      count: the number of texts.
+      unit: the name of a text, such as 'line'.
+    """
+    if not changed:
+        return ''
+    units = f'{unit}s' if count > 1 else unit
+    return (f'in {changed} of {count} {units}, the decoded tokens differ from the text. Do not compare bits per byte '
+            'or per character with other models')
+
+
 def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targets: Int[np.ndarray, ' examples'],
                           classes: Sequence[str]) -> dict[str, Any]:
     """Returns accuracy, mean cross-entropy in nats, the most confused pairs of classes, and the confusion matrix.
@@ -213,7 +228,9 @@ def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Flo
     """
     values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares may exceed float32
     error, by_target = values - targets, {}
-    squared, variance = np.mean(error ** 2, axis=0), np.var(targets, axis=0)
+    squared = np.mean(error ** 2, axis=0)
+    # Without the condition, rounding errors would be the variance of a target that is always 0.1.
+    variance = np.where(np.ptp(targets, axis=0) > 0, np.var(targets, axis=0), 0)
     for index, name in enumerate(names):
         by_target[name] = {'root_mean_squared_error': float(squared[index] ** 0.5),
                            'mean_absolute_error': float(np.mean(np.abs(error[:, index])))}

@@ -222,6 +222,15 @@ class Translator(SearchModel):
         """
         return [math.fsum(sentence) for sentence in self._forced_pairs(self._encoded(pairs, warn=False), batch_size)]
 
+    def references(self, pairs: Sequence[tuple[str, str]]) -> list[Output]:
+        """Returns an output for each pair (source, reference). Its only hypothesis is the reference, without a score.
+
+        Unlike `forced_all`, this method accepts references of any length. Long sources and references are truncated
+        as in `score`, with a warning.
+        """
+        return [Output(source, list(tokens[:-1]), [Hypothesis(reference, list(written[:-1]), 0.0, 0.0)])
+                for (source, reference), (tokens, written) in zip(pairs, self._encoded(pairs), strict=True)]
+
     def _encoded(self, pairs: Sequence[tuple[str, str]], warn: bool = True) -> list[TokenPair]:
         """Returns sources and references as tokens, including end tokens.
 

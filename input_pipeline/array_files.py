@@ -152,12 +152,15 @@ def read_npz(path: Path, training: Path) -> Examples:
     example. For example, a group is all examples of one person. All examples of a group are in the same split.
     """
     inputs, targets, groups = _arrays(path, ('inputs', 'targets'), ('groups',))
-    if groups is not None and groups.shape != (len(inputs),):
-        raise UserError(f'{path}: groups have the shape {groups.shape}, but there are {len(inputs)} inputs. The shape '
-                        f'must be [{len(inputs)}]')
-    if targets.dtype.kind == 'S':
-        targets = np.char.decode(targets, 'utf-8', 'backslashreplace')
-    return Examples(inputs, targets, str(path), None if groups is None else groups.astype(str))
+    if groups is not None and groups.shape != inputs.shape[:1]:
+        raise UserError(f'{path}: groups have the shape {groups.shape}, but inputs have the shape {inputs.shape}. Each '
+                        'input needs one group')
+    return Examples(inputs, _decoded(targets), str(path), None if groups is None else _decoded(groups).astype(str))
+
+
+def _decoded(names: np.ndarray) -> np.ndarray:
+    """Returns names as text if they are UTF-8 bytes. Other arrays are unchanged."""
+    return np.char.decode(names, 'utf-8', 'backslashreplace') if names.dtype.kind == 'S' else names
 
 
 def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[Any]:

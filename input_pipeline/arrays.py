@@ -179,6 +179,8 @@ class ArrayData:
         if inputs.ndim not in (3, 4):
             raise UserError(f'{where}: inputs have the shape {inputs.shape}. They must be series [n, time, channels] '
                             'or images [n, height, width, channels]')
+        if inputs.ndim == 4 and self._missing:
+            raise UserError(f'config.data.missing=mean is only for series, but {where} has images. Set missing=error')
         if not len(inputs) or not inputs.size:
             raise UserError(f'{where} has no examples. Add examples, or use other files')
         if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:

@@ -153,7 +153,7 @@ class BatchPlan:
           tokens: config.batch.tokens.
           num_buckets: config.batch.buckets.
           seed: the seed of the order. With None, the shortest sentences are first, for evaluation.
-          longest: the maximum padded length of a batch: the number of learned positions, or None for no limit.
+          longest: the maximum padded length of a batch, such as the number of learned positions; None for no limit.
           links: the gold links of the rows of the store, which are added to the batches.
 
         Raises:

@@ -156,8 +156,10 @@ class PairData:
         if split == 'train' and (rate := config.data.tokenizer.dropout):
             dropouts = {side: BpeDropout(tokenizer, rate) for side, tokenizer in self.tokenizers.items()}
             return ResegmentedPlan(store, dropouts, seed=config.seed, longest=config.data.max_length, **shapes)
-        return BatchPlan(store, seed=_seed(config, split),
-                         longest=model.max_length if model.position == 'learned' else None, **shapes)
+        limit = model.max_length if model.position == 'learned' else None
+        if config.train.teacher:  # the teacher supports sentences of data.max_length, but not always more padding
+            limit = config.data.max_length
+        return BatchPlan(store, seed=_seed(config, split), longest=limit, **shapes)
 
     def has_links(self, split: str) -> bool:
         """Returns whether a split has gold links, which are known word alignments."""
@@ -210,6 +212,10 @@ class DocumentData:
     def store(self, split: str) -> TokenStore:
         """Returns the token store of a split. Builds the store first if it is not cached."""
         return open_document_store(self._documents, split, self.tokenizers, self._cache)
+
+    def documents(self, split: str) -> Iterator[str]:
+        """Yields the documents of a split as text, without empty documents."""
+        return (text for text in self._documents.documents(split) if text.strip())
 
     def characters(self, split: str) -> int:
         """Returns the number of characters in the documents of a split."""

@@ -68,7 +68,7 @@ class FileDocuments(Documents):
 
     If there are no validation files, the share `validation_share` of the distinct training documents is held out for
     validation. If there are no test files either, the same number of documents is held out for test (see
-    input_pipeline/splits.py). If the training text is a single document, its last characters are held out.
+    input_pipeline/splits.py). If documents are files and there is only one file, its last characters are held out.
 
     Attributes:
       parts: the splits that are held out from the training files.
@@ -134,9 +134,13 @@ class FileDocuments(Documents):
 
 
 def _text_files(base: Path) -> list[Path]:
-    """Returns all files in the folder `base` and its subfolders, or else the file BASE.txt or BASE.txt.gz."""
+    """Returns all files in the folder `base` and its subfolders, or else the file BASE.txt or BASE.txt.gz.
+
+    Hidden files and files in hidden folders are ignored.
+    """
     if os.path.isdir(base):
-        return sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
+        return sorted(path for path in base.rglob('*') if path.is_file()
+                      and not any(part.startswith('.') for part in path.relative_to(base).parts))
     return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,14 +19,23 @@ GREY = ('1', 'L', 'LA')  # Pillow's modes of greyscale images
 DEEP = ('I', 'F')  # Pillow's modes of images with more than 8 bits per channel begin with these letters
 
 
-def image_paths(folder: Path) -> list[Path]:
-    """Returns the images in a folder and its subfolders, in the order of their names. Hidden files are ignored.
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder and its subfolders, in any order. Hidden files and folders are ignored.
 
-    Broken symbolic links are in the list, so that reading such a link raises an error with the name of the link.
+    Symbolic links to folders are followed, except links to a folder that contains the link, which would be an endless
+    loop. Broken symbolic links are files.
     """
-    return sorted(path for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES
-                  and (path.is_file() or path.is_symlink() and not path.exists())
-                  and not any(part.startswith('.') for part in path.relative_to(folder).parts))
+    for name, subfolders, files in os.walk(folder, followlinks=True):
+        path = Path(name)
+        above = {os.path.realpath(parent) for parent in (path, *path.parents) if parent.is_relative_to(folder)}
+        subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith('.')
+                         and os.path.realpath(path / subfolder) not in above]  # os.walk skips the removed folders
+        yield from (path / file for file in files if not file.startswith('.'))
+
+
+def image_paths(folder: Path) -> list[Path]:
+    """Returns the images in a folder and its subfolders (`files_in`), in the order of their names."""
+    return sorted(_images_in(folder))
 
 
 def class_folders(folder: Path) -> list[Path]:
@@ -33,11 +43,21 @@ def class_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir()
-                  if path.is_dir() and not path.name.startswith('.') and any(map(_is_image, path.rglob('*'))))
+                  if path.is_dir() and not path.name.startswith('.') and any(_images_in(path)))
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith('.')
+def _images_in(folder: Path) -> Iterator[Path]:
+    """Yields the images of `image_paths` in any order.
+
+    Broken symbolic links are included, so that reading such a link raises an error with the name of the link.
+    """
+    return (path for path in files_in(folder) if path.suffix.lower() in SUFFIXES
+            and (path.is_file() or path.is_symlink() and not path.exists()))
+
+
+def _paths_and_classes(folder: Path) -> list[tuple[Path, str]]:
+    """Returns the path of each image FOLDER/CLASS/**/FILE, and the name of the folder CLASS."""
+    return [(path, classes.name) for classes in class_folders(folder) for path in image_paths(classes)]
 
 
 def read_class_folders(folder: Path, training: Path, size: int = 0) -> Examples:
@@ -51,7 +71,7 @@ def read_class_folders(folder: Path, training: Path, size: int = 0) -> Examples:
     Raises:
       UserError: if an image cannot be read, or the images have different sizes and `size` is 0.
     """
-    paths = [(path, classes.name) for classes in class_folders(folder) for path in image_paths(classes)]
+    paths = _paths_and_classes(folder)
     images = read_images([path for path, _ in paths], 1 if _all_grey(training) else 3, (size, size) if size else ())
     return Examples(images, np.array([name for _, name in paths]), str(folder),
                     places=tuple(str(path.relative_to(folder)) for path, _ in paths), resized=bool(size))
@@ -98,8 +118,8 @@ def read_images(paths: Sequence[Path], channels: int,
 
 @functools.cache
 def _all_grey(folder: Path) -> bool:
-    """Returns whether all images in a folder are greyscale. Only the headers of the files are read."""
-    return all(_opened(path).mode in GREY for path in image_paths(folder))
+    """Returns whether all images of the classes in a folder are greyscale. Only the headers of the files are read."""
+    return all(_opened(path).mode in GREY for path, _ in _paths_and_classes(folder))
 
 
 def _opened(path: Path) -> Image.Image:

@@ -14,6 +14,10 @@ from runtime.errors import UserError
 
 FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
 
+# The ends of messages about missing values of series.
+USE_MEAN = '. To train with missing values, set config.data.missing=mean'
+FILL_GAPS = '. Forecasting needs every value: fill the gaps'
+
 # Encodings of images: bytes 0..255 (in any dtype), bytes divided by 255, and other numbers. Series are NUMBERS.
 BYTES, UNIT, NUMBERS = 'bytes', 'unit', 'numbers'
 ENCODINGS = (BYTES, UNIT, NUMBERS)
@@ -105,7 +109,7 @@ class InputFormat:
             array = pad_series(inputs, self.shape, where)
             check_series(array, where, self.missing)
         else:
-            array = as_inputs(inputs, self.shape, where)
+            array = as_inputs(inputs, self.shape, where, FILL_GAPS if self.latest else USE_MEAN)
         if array.size and self.encoding != NUMBERS:
             array = self._as_bytes(array, where)
         self.preprocessing.check_inputs(array, where)
@@ -249,13 +253,14 @@ def is_name(value: Any) -> bool:
 
 
 def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
-              where: str) -> Num[np.ndarray, 'examples *space channels']:
+              where: str, hint: str = USE_MEAN) -> Num[np.ndarray, 'examples *space channels']:
     """Returns `inputs` as an array of examples.
 
     Args:
       inputs: the examples, as an array or as nested lists.
       shape: the shape of one example, [*space, channels], that the model reads.
       where: the name of the inputs in error messages.
+      hint: the end of a message about missing values of series.
 
     Raises:
       UserError: if the examples have another shape, or contain values that are not finite numbers.
@@ -272,12 +277,14 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
             hint = '. Greyscale images need an axis of channels: inputs[..., None]'
         raise UserError(f'{where} have the shape {array.shape}, but the model reads [n, {", ".join(map(str, shape))}]'
                         f'{hint}')
-    check_numbers(array, where)
+    check_numbers(array, where, hint)
     return array
 
 
-def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
+def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str, hint: str = USE_MEAN) -> None:
     """Checks that all values are numbers and are finite in float32, the type that models use.
+
+    `hint` is the end of a message about missing values of series.
 
     Raises:
       UserError: if a value is not a finite number. The message begins with `where` and contains the index of the
@@ -291,10 +298,19 @@ def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
     # is False.
     if array.size and not max(-float(array.min()), float(array.max())) < FLOAT32_END:
         example, value = _first(array, ~(np.abs(array) < FLOAT32_END))
-        series = array.ndim == 3 and value != value
-        hint = '. To train with missing values, set config.data.missing=mean' if series else ''
+        missing = array.ndim == 3 and value != value
+        if missing and (steps := _steps_before_padding(array[example])):
+            raise UserError(f'{where}: example {example} has values in only {steps} of {array.shape[1]} steps. Use '
+                            f'series of {array.shape[1]} steps{hint}')
         raise UserError(f'{where} must be finite numbers below 3.4e38, the maximum of float32, but example {example} '
-                        f'contains {value}. Their type is {array.dtype}{hint}')
+                        f'contains {value}. Their type is {array.dtype}{hint if missing else ""}')
+
+
+def _steps_before_padding(series: Shaped[np.ndarray, 'time channels']) -> int:
+    """Returns the length of a shorter series, which ends with steps of NaN. Returns 0 if values before them are NaN."""
+    absent = np.isnan(series)
+    steps = len(series) - int(absent.all(axis=-1).sum())
+    return 0 if absent[:steps].any() else steps
 
 
 def _first(array: Shaped[np.ndarray, '*axes'], wrong: Bool[np.ndarray, '*axes']) -> tuple[int, Any]:

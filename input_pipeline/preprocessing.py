@@ -119,7 +119,8 @@ def recorded(array: Num[np.ndarray, '*batch channels']) -> Num[np.ndarray, '*bat
 def mean_and_std(array: Num[np.ndarray, '*batch channels'], where: str) -> tuple[list[float], list[float]]:
     """Returns the mean and the standard deviation of each channel, over all other axes.
 
-    A standard deviation that is too small for float32 is replaced by 1.
+    The mean of a constant channel is exactly its value. A standard deviation that is 0 or too small for float32 is
+    replaced by 1.
 
     Raises:
       UserError: if a mean or a standard deviation is too large. The message begins with `where`.
@@ -128,6 +129,9 @@ def mean_and_std(array: Num[np.ndarray, '*batch channels'], where: str) -> tuple
     mean, std = flat.mean(axis=0, dtype=np.float64), flat.std(axis=0, dtype=np.float64)
     if has_missing(array):
         mean, std = (np.asarray(function(flat, axis=0, dtype=np.float64)) for function in (np.nanmean, np.nanstd))
+    # Computed means have rounding errors, so the deviation of a channel that is always 0.1 would not be 0.
+    low, high = (end.reduce(flat).astype(np.float64) for end in (np.fmin, np.fmax))  # ignore NaN
+    mean, std = np.where(low == high, low, mean), np.where(low == high, 0, std)
     wrong = np.maximum(np.abs(mean), std) > LARGEST_SCALE
     if wrong.any():
         channel = int(wrong.argmax())

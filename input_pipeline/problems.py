@@ -9,12 +9,13 @@ from ml_collections import ConfigDict
 
 from configs.checks import data_options_are_possible
 from configs.options import ELSEWHERE
-from configs.tasks import SUBWORDS, TASKS
+from configs.tasks import IMPORTED, SUBWORDS, TASKS
 from input_pipeline.array_files import has_files
 from input_pipeline.arrays import open_arrays
 from input_pipeline.data import learned_tokenizers
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
 from input_pipeline.forecasting import open_series
+from input_pipeline.image_files import files_in
 from input_pipeline.sources import Corpus, TextCorpus, no_text, open_corpus
 from input_pipeline.splits import SPLITS, sets_to_test
 from input_pipeline.token_store import document_tokenizers, tokenizers_for
@@ -33,7 +34,8 @@ def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collect
     split. If there are several test sets, either all or none of them must exist.
 
     The text is not tokenised. However, if the text is small and there is a problem here or in `others`, a tokenizer is
-    learned and cached. So an error of the tokenizer is reported together with the other problems.
+    learned and cached. So an error of the tokenizer is reported together with the other problems. This does not apply
+    to a config that takes its tokenizers from another run.
 
     TFDS datasets are not checked, because a dataset may have to be prepared before it can be opened.
 
@@ -63,7 +65,9 @@ def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, oth
     if isinstance(text, TextCorpus) and config.train.guided_alignment and not found['train']:
         problems += messages_of(lambda: text.links('train'))
     possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # if not, `others` has a message
-    if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
+    learned = settings.kind not in IMPORTED and not config.train.teacher and not (
+        config.train.init_from and config.train.init_vocabulary)  # otherwise, another run has the tokenizers
+    if (problems or others) and possible and learned and not found['train'] and _is_small(text.files('train')):
         problems += messages_of(lambda: learned_tokenizers(learn, text, config.copy_and_resolve_references(), asked))
     return problems
 
@@ -86,7 +90,7 @@ def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection
         arrays = open_arrays(config.data, TASKS[config.task].data == 'classes')
     except UserError as error:
         return [str(error)]
-    if not _is_small([path for path in folder.rglob('*') if path.is_file()]):
+    if not _is_small([path for path in files_in(folder) if path.is_file()]):
         return []
     splits = SPLITS if 'test' in arrays.parts.names or has_files(folder, config.data.splits.test) else SPLITS[:2]
     return [problem for split in splits for problem in messages_of(functools.partial(arrays.inputs, split))]

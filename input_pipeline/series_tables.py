@@ -13,13 +13,12 @@ import numpy as np
 from jaxtyping import Float
 
 from input_pipeline.examples import Examples
-from input_pipeline.input_format import FLOAT32_END, is_name
+from input_pipeline.input_format import FILL_GAPS, FLOAT32_END, USE_MEAN, is_name
 from input_pipeline.sources import read_lines
 from input_pipeline.splits import say, warn
 from runtime.errors import UserError
 
 NOT_CHANNELS = ('series', 'time', 'group', 'target')  # every other column is a channel
-USE_MEAN = '. To train with missing values, set config.data.missing=mean'
 MISSING = ('', 'na', 'nan', 'null')  # cells of missing values, in lower case
 REGULAR = 0.1  # a step of time is irregular if it differs from the median step by more than this share
 
@@ -101,8 +100,8 @@ def read_histories(path: Path) -> tuple[dict[str, Float[np.ndarray, 'time channe
     if wrong := [name for name in channels if not is_channel(name)]:
         raise UserError(f'{path}:1: column {wrong[0]!r} is not used for forecasting. Rename the column, or remove it')
     series = _read_series(path, path, channels, [], named=False)
-    hint = '. Forecasting needs every value: fill the gaps'
-    return {name: _channels({name: rows}, channels, path, False, hint)[0] for name, rows in series.items()}, channels
+    return {name: _channels({name: rows}, channels, path, False, FILL_GAPS)[0]
+            for name, rows in series.items()}, channels
 
 
 def _read_series(path: Path, training: Path | None, channels: Sequence[str], values: Sequence[str],

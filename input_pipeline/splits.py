@@ -100,7 +100,7 @@ class Parts:
         ends = [int(len(text) * (1 - self.share * (count - number))) for number in range(count + 1)]
         if ends[0] <= 0:
             raise UserError(f'config.data.validation_share={self.share}: too large, because nothing of {where} would '
-                            f'remain for training after {together} are held out. Use a smaller share')
+                            f'remain for training after {together} are held out. Use a smaller share or a longer text')
         number = ('train', *self.names).index(split)
         begin, end = [0, *ends][number], ends[number]
         say(f'{split}: characters {begin:,} to {end:,} of {where}, because there are no files for {together} '
@@ -147,11 +147,13 @@ class HeldOut:
             raise UserError(f'there are no {what}. Use files with more data')
         candidates = different[~np.isin(different, np.fromiter(self._kept, np.uint64))]
         count, together = max(1, round(parts.share * len(different))), ' and '.join(parts.names)
-        if count * len(parts.names) > min(len(different) - 1, len(candidates)):
+        most = min(len(different) - 1, len(candidates))
+        if count * len(parts.names) > most:
+            advice = 'Use a smaller share, add data,' if len(parts.names) <= most else 'Add data,'
             raise UserError(
-                f'config.data.validation_share={parts.share}: too large, because too few of {len(different)} distinct '
-                f'{what} would remain for training if {count} are held out for each of {together}. Use a smaller '
-                f'share, add data, or provide files for {together}')
+                f'config.data.validation_share={parts.share}: too few of {len(different)} distinct {what} would remain '
+                f'for training if {count} are held out for each of {together}. {advice} or provide files for '
+                f'{together}')
         self._held_out = candidates[:count * len(parts.names)]
         self._last = self._held_out[count - 1::count].tolist()  # the largest key of each held-out split
         say(f'{together}: held out from the training data, because there are no files. {count} of {len(different)} '

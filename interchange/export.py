@@ -8,6 +8,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
+from configs.checks import check_config
 from input_pipeline.tokenizer import PAD
 from interchange.equal_models import without_heads
 from interchange.folders import read_models
@@ -74,6 +75,7 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
     folder = _new_folder(output)
     check_devices()
     pruned = pruned_model(read_models([expanded(workdir)], str(checkpoint)), removed)
+    check_config(pruned.config)  # otherwise the folder could not be opened
     with naming(folder), written_folder(folder) as temporary:
         write_safetensors(pruned, temporary)
     return sorted(folder.iterdir())
@@ -104,6 +106,7 @@ def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int | np.in
         heads.setdefault(layer, set()).add(int(head))
     options, arrays = without_heads(model, arrays, heads)
     new = ConfigDict({**config.to_dict(), 'model': options.to_dict()})
+    new.train.guided_head = ''  # its head may have another number now, and the new model cannot be trained further
     module = build_model(new.model, **trained.sizes, pad=PAD)
     params = unflatten_dict({name: jnp.asarray(array) for name, array in arrays.items()}, sep='/')
     return trained._replace(config=new, module=module, params=params)

@@ -143,12 +143,15 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
     biases = {'attention_bias': model.attention_bias == 'all', 'mlp_bias': model.feed_forward_bias}
     own = {'mistral': head_dim | {'sliding_window': model.window}, 'qwen2': {'use_sliding_window': False},
            'llama': head_dim | biases}[kind]
-    rotation = {'rope_theta': model.rotary_base, 'rope_type': {'none': 'default'}.get(
-        model.rotary_scaling, model.rotary_scaling)}
+    scaling: dict[str, Any] = {}
     if model.rotary_scaling != 'none':
-        rotation['factor'] = model.rotary_factor
+        scaling = {'rope_type': model.rotary_scaling, 'factor': model.rotary_factor}
     if model.rotary_scaling == 'llama3':
-        rotation |= LLAMA_3 | {'original_max_position_embeddings': model.rotary_original_length}
+        scaling |= LLAMA_3 | {'original_max_position_embeddings': model.rotary_original_length}
+    rotation = {'rope_theta': model.rotary_base, 'rope_type': 'default'} | scaling
+    # transformers 4 and other libraries read rope_theta and rope_scaling. transformers 5 reads rope_parameters.
+    rotary = {'rope_parameters': rotation, 'rope_theta': model.rotary_base} | (
+        {'rope_scaling': scaling} if scaling else {})
     return {
         'model_type': kind, 'architectures': [f'{kind.capitalize()}ForCausalLM'], 'vocab_size': int(order.max()) + 1,
         'pad_token_id': int(order[PAD]) if order[PAD] >= 0 else None, 'bos_token_id': int(order[BOS]),
@@ -156,9 +159,9 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
         'num_hidden_layers': model.num_layers, 'num_attention_heads': model.num_heads,
         'num_key_value_heads': model.num_key_value_heads or model.num_heads,
         'hidden_act': THEIRS[model.activation],
-        'rms_norm_eps': model.norm_epsilon, 'rope_parameters': rotation, 'max_position_embeddings': longest,
+        'rms_norm_eps': model.norm_epsilon, 'max_position_embeddings': longest,
         'tie_word_embeddings': model.tie_embeddings, 'attention_dropout': model.attention_dropout, 'dtype': 'float32',
-        **own,
+        **rotary, **own,
     }
 
 

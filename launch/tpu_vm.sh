@@ -16,6 +16,7 @@ run=
 for argument; do
   [[ $argument =~ ^--?workdir=(.+)$ ]] && run=${BASH_REMATCH[1]}
 done
+[[ $run =~ ^'~'(/.*)?$ ]] && run=$HOME${BASH_REMATCH[1]}  # train.py expands ~, but the shell does not after an = sign
 ended=${run:+$(dirname "$run")/.$(basename "$run").ended}
 [[ ! $ended ]] || rm -f "$ended"  # the file of an earlier start
 

@@ -275,16 +275,18 @@ class DecoderBlock(nn.Module):
         return place(self, '', self.feed_forward_residual(x, self.feed_forward)), past
 
 
-def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: int) -> type[nn.Module]:
-    """Returns the class `block`, with rematerialisation if config.remat is True.
+def rematerialised(block: type[nn.Module], stack: Any, name: str, deterministic: int) -> type[nn.Module]:
+    """Returns the class `block` for the layer `name` of `stack`, with rematerialisation if stack.config.remat is True.
 
     Rematerialisation saves memory: the backward pass recomputes the intermediate values of a block from its input. With
     config.remat_keep='products', the products of activations with weights are kept and not recomputed (Chen et al.
     2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.05198, section 5).
 
-    `deterministic` is the index of the argument `deterministic` of the block's `__call__`, where `self` has index 0.
+    A layer whose values are read (`model.places.reading`) is not rematerialised. `deterministic` is the index of the
+    argument `deterministic` of the block's `__call__`, where `self` has index 0.
     """
-    if not config.remat or reading():
+    config: BlockConfig = stack.config
+    if not config.remat or reading(stack, name):
         return block
     products = jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -304,8 +306,8 @@ class SelfAttentionStack(nn.Module):
 
     @override
     def setup(self):
-        block = rematerialised(EncoderBlock, self.config, deterministic=3)
-        self.layers = [block(self.config) for _ in range(self.num_layers)]
+        self.layers = [rematerialised(EncoderBlock, self, f'layers_{layer}', deterministic=3)(self.config)
+                       for layer in range(self.num_layers)]
         self.relative = RelativeBias(self.config.position, self.config.num_heads)
         if self.config.norm == 'pre':
             self.final_norm = layer_norm(self.config)

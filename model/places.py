@@ -15,7 +15,7 @@ This file uses only one feature of Flax: the path of a module.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ class At(NamedTuple):
 
 Edit = Callable[[Array, At], Array]
 Editor = Callable[[str], Edit | None]
+Read = Callable[[str], bool] | Collection[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,22 +62,25 @@ class Lens:
     Attributes:
       edit: a function that takes the name of a place and returns the function that replaces the value. It returns
         None for a place without an edit.
-      read: a function that takes the name of a place and returns True if the value is captured. If `read` is None, no
-        value is captured. An edited value is captured after the edit.
+      read: the names of the places whose values are captured, or a function that takes the name of a place and returns
+        True if the value is captured. If `read` is None, no value is captured. An edited value is captured after the
+        edit.
       captured: the captured values by the name of the place.
       positions: positions of the tokens, int [#batch, 1] in a step of a search; None if the tokens of the pass have
         the positions 0, 1, 2 ...
       keys: positions of the keys of self-attention, int [#batch, key]; None if the relation has these positions.
     """
     edit: Editor = lambda name: None
-    read: Callable[[str], bool] | None = None
+    read: Read | None = None
     captured: dict[str, Array] = dataclasses.field(default_factory=dict)
     positions: Array | None = None
     keys: Array | None = None
 
     def reads(self, name: str) -> bool:
         """Returns whether the lens captures the value at the place `name`."""
-        return self.read is not None and self.read(name)
+        if callable(self.read):
+            return self.read(name)
+        return self.read is not None and name in self.read
 
 
 _lens: contextvars.ContextVar[Lens | None] = contextvars.ContextVar('lens', default=None)
@@ -162,10 +166,16 @@ def wanted(module: Any, *names: str) -> bool:
     return lens is not None and any(lens.reads(path) or lens.edit(path) is not None for path in paths)
 
 
-def reading() -> bool:
-    """Returns True if the active `Lens` captures values. If so, the blocks of a model cannot be rematerialised."""
+def reading(module: Any, name: str) -> bool:
+    """Returns True if the active `Lens` may capture values inside the part `name` of `module`.
+
+    Such a part cannot be rematerialised. If `Lens.read` is a function, the result is True for every part.
+    """
     lens = _lens.get()
-    return lens is not None and lens.read is not None
+    if lens is None or lens.read is None:
+        return False
+    part = f'{place_name(module, name)}/'
+    return callable(lens.read) or any(f'{read}/'.startswith(part) for read in lens.read)
 
 
 @contextlib.contextmanager
@@ -228,7 +238,7 @@ def leave_loop(captured: dict[str, Array]) -> None:
 
 
 def observing(apply: Callable[..., Any], edit: Editor | None = None,
-              read: Callable[[str], bool] | None = None) -> Callable[..., tuple[Any, dict[str, Array]]]:
+              read: Read | None = None) -> Callable[..., tuple[Any, dict[str, Array]]]:
     """Returns a function that calls `apply` with a lens. The function returns (result of `apply`, captured values).
 
     Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is active
@@ -238,7 +248,8 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
     """
     def observed(*args, **kwargs):
         lens = _lens.get() or Lens()
-        lens = dataclasses.replace(lens, edit=_in_turn(edit, lens.edit) if edit else lens.edit, read=read or lens.read,
+        lens = dataclasses.replace(lens, edit=_in_turn(edit, lens.edit) if edit else lens.edit,
+                                   read=lens.read if read is None else read,
                                    captured=lens.captured if read is None else {})
         with _active(lens):
             result = apply(*args, **kwargs)

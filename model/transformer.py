@@ -22,8 +22,8 @@ class Decoder(nn.Module):
 
     @override
     def setup(self):
-        block = rematerialised(DecoderBlock, self.config, deterministic=5)
-        self.layers = [block(self.config) for _ in range(self.num_layers)]
+        self.layers = [rematerialised(DecoderBlock, self, f'layers_{layer}', deterministic=5)(self.config)
+                       for layer in range(self.num_layers)]
         self.relative = RelativeBias(self.config.position, self.config.num_heads)
         if self.config.norm == 'pre':
             self.final_norm = layer_norm(self.config)

@@ -41,8 +41,9 @@ allyouneed.results_table(runs)
 
 # %% [markdown]
 # Each setting was trained with one seed only. To find out whether a small difference is more than chance, train with
-# several seeds: with `product(over('model.score', SCORES), seeds(3))` in a sweep file, the table has the standard
-# deviations.
+# several seeds: with `product(over('model.score', choices('model.score')), seeds(3))` in a sweep file, the table has
+# the standard deviations. The sweep file imports `choices` from `configs.options`, and the other functions from
+# `configs.sweeps`.
 #
 # ## Learning curves
 #

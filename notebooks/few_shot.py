@@ -80,7 +80,8 @@ for count in 0, 2, 4:
     print(f'{count:8}  {accuracy(count, solved=True):13.2f}  {accuracy(count, solved=False):17.2f}')
 
 # %% [markdown]
-# In the outputs above, examples do not help: this model does not learn the task from them. It does worse than
-# guessing, perhaps because it repeats what it has read, and an answer of another question is always wrong. 24 prompts
-# are few: a difference of 0.1 may be chance. Brown et al. report that few-shot accuracy grows with the size of the
-# model. The models of that paper have 125 million to 175 billion parameters.
+# In the outputs above, examples do not help: this model does not learn the task from them. Without examples, it is
+# right twice as often as guessing. With four examples, it is only as good as guessing, perhaps because it repeats what
+# it has read, and an answer of another question is always wrong. 24 prompts are few: a difference of 0.1 may be chance.
+# Brown et al. report that few-shot accuracy grows with the size of the model. The models of that paper have 125 million
+# to 175 billion parameters.

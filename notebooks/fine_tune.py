@@ -40,7 +40,7 @@ def tiny_llama():
     return folder / 'llama'
 
 
-pretrained = Path(os.environ['PRETRAINED']) if os.environ.get('PRETRAINED') else tiny_llama()
+pretrained = allyouneed.HOME / os.environ['PRETRAINED'] if os.environ.get('PRETRAINED') else tiny_llama()
 
 # %% [markdown]
 # ## Import the model
@@ -64,7 +64,8 @@ print(', '.join(f'{name} {model[name]}' for name in (
 # `fine_tune` takes the model from the run, and has a learning rate that suits a trained model.
 
 # %%
-pages = sorted([*Path('docs').glob('*.md'), Path('README.md'), Path('CONTRIBUTING.md')])
+home = allyouneed.HOME
+pages = sorted([*home.glob('docs/*.md'), home / 'README.md', home / 'CONTRIBUTING.md'])
 text = '\n'.join(page.read_text(encoding='utf-8') for page in pages)
 (folder / 'documentation.txt').write_text(text, encoding='utf-8')
 

@@ -10,20 +10,24 @@ silently cast and pad the arrays.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
+from ml_collections import ConfigDict
 
 from configs.tasks import goodness
 from model import Params
 from model.adapters import merged
 from run_directory.checksums import by_path, checksums, path_tree, refuse_other_arrays, shapes
+from run_directory.progress import due_at
 from run_directory.records import METRICS_FILE, STEP, evaluations, saved_steps
 from run_directory.stored import read_arrays, stored_paths
 from runtime.agreement import different, exchange, from_leader, is_leader
@@ -72,19 +76,34 @@ def parameters_to_use(params: PyTree, opt_state: Any) -> PyTree:
     return getattr(last, 'average', params)
 
 
+def checkpoint_options(config: ConfigDict) -> dict[str, Any]:
+    """Returns the arguments of `Checkpoints` for a run with this config.
+
+    With checkpoint.every_minutes, any step may be scheduled.
+    """
+    return {'metric': config.eval.metric, 'keep_last': config.checkpoint.keep_last,
+            'keep_best': config.checkpoint.keep_best,
+            'scheduled': lambda step: due_at(step, config, minutes=math.inf).save}
+
+
 class Checkpoints:
     """The checkpoints of a run directory. The values of `metric` decide which checkpoint is the best.
+
+    `scheduled` returns whether the config schedules a checkpoint after a step. The remaining checkpoints were saved
+    because of a signal. They do not count as the last checkpoints, so that an interruption does not change which
+    checkpoints are kept and averaged. If there are only such checkpoints, they count.
 
     Attributes:
       values: {step: value of `metric`} of all evaluations, from metrics.jsonl. The training loop adds new evaluations.
     """
 
-    def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1, keep_best: int = 1):
+    def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1, keep_best: int = 1,
+                 scheduled: Callable[[int], bool] = lambda step: True):
         self._folder = Path(workdir).absolute() / 'checkpoints'
         check_name(self._folder)
         if self._folder.exists() and not self._folder.is_dir():
             raise UserError(f'{self._folder} must be a folder, but is a file. Move the file to another place')
-        self._metric, self._keep_last, self._keep_best = metric, keep_last, keep_best
+        self._metric, self._keep_last, self._keep_best, self._scheduled = metric, keep_last, keep_best, scheduled
         self.values = dict(from_leader('the evaluations', lambda: list(evaluations(workdir, metric).items())))
         self._manager = None  # writes and deletes checkpoints; created by the first save
         self._saving = 0      # the last step for which a save was started
@@ -181,9 +200,10 @@ class Checkpoints:
         """Returns the steps that a checkpoint choice refers to, in ascending order.
 
         `choice` is 'latest', 'best', a step, 'average:K' (the last K checkpoints) or 'best:K' (the best K checkpoints).
+        K is at most `keep_last`, because older checkpoints are kept only if they are the best.
 
         Raises:
-          UserError: if the checkpoint does not exist.
+          UserError: if the checkpoint does not exist, or training has not kept all K checkpoints.
         """
         steps, choice = from_leader('the checkpoints', self.steps), choice.removeprefix(RAW)
         if not steps:
@@ -194,11 +214,12 @@ class Checkpoints:
         if choice == 'best':
             return self._best_first(steps)[:1] or steps[-1:]
         if kind in ('average', 'best') and STEP.fullmatch(count) and int(count):
-            candidates = steps[::-1] if kind == 'average' else self._best_first(steps)
+            order, option = ('last', 'keep_last') if kind == 'average' else ('best', 'keep_best')
+            candidates = self._last(steps)[::-1] if kind == 'average' else [*itertools.takewhile(
+                steps.__contains__, self._best_first(self.values))]
             if int(count) > len(candidates):
-                evaluated, option = ('', 'keep_last') if kind == 'average' else (' and evaluated', 'keep_best')
-                raise UserError(f'checkpoint={choice}: only {len(candidates)} checkpoints are kept{evaluated}, at '
-                                f'steps {_listed(sorted(candidates)) or "none"}. Use a smaller number. '
+                raise UserError(f'checkpoint={choice}: training has kept only {len(candidates)} of the {order} '
+                                f'checkpoints, at steps {_listed(sorted(candidates)) or "none"}. Use a smaller number. '
                                 f'config.checkpoint.{option} sets the number of checkpoints that training keeps')
             return sorted(candidates[:int(count)])
         if STEP.fullmatch(choice) and int(choice) in steps:
@@ -315,10 +336,17 @@ class Checkpoints:
             preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # left by a killed run
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Returns the steps to keep: the last `keep_last` and the best `keep_best`. `steps` are in ascending order."""
-        return {*steps[-self._keep_last:], *self._best_first(steps)[:self._keep_best]}
+        """Returns the steps to keep: the newest, the last `keep_last` that are scheduled and the best `keep_best`.
 
-    def _best_first(self, steps: Sequence[int]) -> list[int]:
+        `steps` are in ascending order.
+        """
+        return {*steps[-1:], *self._last(steps), *self._best_first(steps)[:self._keep_best]}
+
+    def _last(self, steps: Sequence[int]) -> list[int]:
+        """Returns the last `keep_last` of the scheduled steps. If no step is scheduled, all steps count."""
+        return ([step for step in steps if self._scheduled(step)] or [*steps])[-self._keep_last:]
+
+    def _best_first(self, steps: Iterable[int]) -> list[int]:
         """Returns the evaluated steps among `steps`, best first. If values are equal, the earlier step comes first."""
         return sorted((step for step in steps if step in self.values),
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))

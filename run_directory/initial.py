@@ -19,7 +19,7 @@ from input_pipeline.input_format import InputFormat
 from input_pipeline.kept_data import KEPT, load_tokenizers
 from input_pipeline.tokenizer import Tokenizer
 from model import Params
-from run_directory.checkpoints import Checkpoints
+from run_directory.checkpoints import Checkpoints, checkpoint_options
 from run_directory.records import read_config
 from runtime.errors import UserError
 from runtime.files import expanded
@@ -58,7 +58,8 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     A parameter is used if the other run has a parameter with the same name and shape. Axes that depend on the data may
     differ in size. If the vocabularies differ, only the rows of the tokens in both vocabularies are used. If the tables
     of learned positions differ in length, only the rows of the positions in both tables are used. If the runs have
-    different classes or different predicted values, the output layer (the head) is initialised randomly.
+    different classes or different predicted values, the output layer (the head) is initialised randomly. The head of a
+    forecaster does not depend on the horizon, so it is initialised randomly only if the channels differ.
 
     Args:
       config: the config of the new run.
@@ -77,9 +78,9 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     if _reads_text(parent.task) != _reads_text(config.task):
         raise UserError(f'config.train.init_from={config.train.init_from}: that run has task={parent.task}, this run '
                         f'has task={config.task}, and only one of these tasks reads text. Use a run of the same task')
-    params, steps = Checkpoints(path, metric=parent.eval.metric).parameters(choice)
+    params, steps = Checkpoints(path, **checkpoint_options(parent)).parameters(choice)
     tokenizers = load_tokenizers(path / KEPT) if data.tokenizers else {}
-    fresh_head = not data.tokenizers and _outputs_differ(path, data)
+    fresh_head = not data.tokenizers and _outputs_differ(path, parent.task, data, config.task)
     saved: dict[str, Any] = flatten_dict(params, sep='/')
     leaves: dict[str, Any] = flatten_dict(boxed, sep='/')
     initial, partial, random, mismatched = {}, [], [], []
@@ -138,23 +139,30 @@ def _reads_text(task: str) -> bool:
     return TASKS[task].data in TEXTS['task.data']
 
 
-def _outputs_differ(path: Path, data: Data) -> bool:
-    """Returns True if the two runs have different classes or different predicted values, for images and series.
+def _outputs_differ(path: Path, parent_task: str, data: Data, task: str) -> bool:
+    """Returns True if the two runs have different outputs, for images and series.
 
-    If so, logs the classes or values of both runs, because the output layer of the other run cannot be used.
+    If so, logs the outputs of both runs, because the output layer of the other run cannot be used.
     """
-    old, new = InputFormat.of(read_sizes(path, read_config(path).task)), InputFormat.of(data.sizes)
-    if (old.classes, old.targets) == (new.classes, new.targets):
+    old, new = _outputs(read_sizes(path, parent_task), parent_task), _outputs(data.sizes, task)
+    if old == new:
         return False
     log.info('the head starts with random values, because the outputs differ: %s in %s, %s in this run',
-             _outputs(old), path, _outputs(new))
+             _described(*old), path, _described(*new))
     return True
 
 
-def _outputs(form: InputFormat) -> str:
-    names = form.classes or form.targets
+def _outputs(sizes: Mapping[str, Any], task: str) -> tuple[str, tuple[str, ...]]:
+    """Returns what the output layer predicts ('classes', 'values', or 'channels' of a forecast), and their names."""
+    form = InputFormat.of(sizes)
+    if TASKS[task].data == 'series':
+        return 'channels', form.channels
+    return ('values', form.targets) if form.classes is None else ('classes', form.classes)
+
+
+def _described(kind: str, names: tuple[str, ...]) -> str:
     more = f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''
-    return f'the {"classes" if form.classes else "values"} {", ".join(names[:MAX_NAMES])}{more}'
+    return f'the {kind} {", ".join(names[:MAX_NAMES])}{more}'
 
 
 def _vocabularies(name: str, old: Mapping[str, Tokenizer],

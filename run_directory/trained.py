@@ -22,7 +22,7 @@ from input_pipeline.tokenizer import PAD, Tokenizer
 from model import Params
 from model.build import build_model
 from model.ensemble import Ensemble
-from run_directory.checkpoints import Checkpoints
+from run_directory.checkpoints import Checkpoints, checkpoint_options
 from run_directory.initial import split_choice
 from run_directory.records import read_config
 from runtime.cache import cache_folder
@@ -86,7 +86,7 @@ def read_model(workdir: Path, checkpoint: str, dtype: str | None = None) -> Trai
         other.
     """
     config = read_config(workdir)
-    params, steps = Checkpoints(workdir, metric=config.eval.metric).parameters(checkpoint)
+    params, steps = Checkpoints(workdir, **checkpoint_options(config)).parameters(checkpoint)
     return make_model(workdir, config, params, steps, dtype)
 
 

@@ -86,12 +86,16 @@ class RunDirectory:
         check_name(self.path.absolute())
         self.finished_at: int | None = None
         self._lock, self._changed, self._lease, self.asked = None, {}, '', asked
-        kept = from_leader('the run directory', lambda: self._open(config, asked))
-        self.resumed = kept is not None
-        if kept is not None:
-            config.update_from_flattened_dict(kept)
-            self._check_shared()
-            self.finished_at = from_leader('the records', lambda: finished_at(self.path, config))
+        try:
+            kept = from_leader('the run directory', lambda: self._open(config, asked))
+            self.resumed = kept is not None
+            if kept is not None:
+                config.update_from_flattened_dict(kept)
+                self._check_shared()
+                self.finished_at = from_leader('the records', lambda: finished_at(self.path, config))
+        except BaseException:  # in a notebook, the traceback keeps this object, and so its lock
+            self.close()
+            raise
         self._opened = flatten(config)
 
     def _open(self, config: ConfigDict, asked: Collection[str]) -> dict[str, Any] | None:
@@ -129,7 +133,6 @@ class RunDirectory:
                          'was too little data', key, old, new)
         self._changed = {key: change for key, change in changed_keys(saved, config).items() if key not in kept}
         if refused := [key for key in self._changed if may_change(key) is None]:
-            self.close()
             changes = '; '.join(f'{key}: {old!r} in the run, {new!r} now'
                                 for key, (old, new) in self._changed.items() if key in refused)
             raise UserError(f'--workdir={self.path} contains a run, and these options must not change when a run '
@@ -172,7 +175,10 @@ class RunDirectory:
         if self.resumed:
             from_leader('the fingerprints', lambda: None if self._inputs_recorded() else self._record_inputs(
                 data, objective))
-            return self._record_changes(config)
+            self._record_changes(config)
+            # The first training of an imported run has chosen the precision of products (MEASURED).
+            measured = flatten(config) != self._opened
+            return from_leader('the config', lambda: self._write_config(config) if measured else None)
         from_leader('the run directory', lambda: self._create(config, data, objective))
         self._check_shared()
 
@@ -213,7 +219,7 @@ class RunDirectory:
 
     def _inputs_recorded(self) -> bool:
         """Returns whether the run has the fingerprints of its data. Imported runs have none before training."""
-        return read_json(self.path / KEPT / FINGERPRINTS, RESTORE).keys() >= {*SPLITS}
+        return has_fingerprints(self.path)
 
     def _record_changes(self, config: ConfigDict) -> None:
         def record():
@@ -240,7 +246,6 @@ class RunDirectory:
             time.sleep(0.2)
         hosts = exchange(f'reading {self.path}', None if visible else socket.gethostname())
         if blind := [f'process {number} on {host}' for number, host in enumerate(hosts) if host]:
-            self.close()
             raise UserError(f'--workdir={self.path}: {", ".join(blind)} cannot see the file {self.path / OWNER}, '
                             'which process 0 has written. Use a directory on a file system that all processes share')
 
@@ -318,8 +323,20 @@ def may_change(key: str) -> str | None:
     return BY_NAME[key].resume if key in BY_NAME else None
 
 
+def has_fingerprints(workdir: Path) -> bool:
+    """Returns whether a folder has the fingerprints of the data on which its model was trained.
+
+    The folder of an imported model has none before the model is trained further.
+    """
+    path = workdir / KEPT / FINGERPRINTS
+    return path.is_file() and read_json(path, RESTORE).keys() >= {*SPLITS}
+
+
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
-    """Returns one message for each split with changed data, such as 'train: train.en, train.de' (the changed files)."""
+    """Returns one message for each split with changed data, such as 'train: train.en, train.de' (the changed files).
+
+    The data of a file or a folder is unchanged if only its name has changed.
+    """
     path = workdir / KEPT / FINGERPRINTS
     saved = read_json(path, RESTORE)
     changed = []
@@ -327,9 +344,9 @@ def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
         if not isinstance(saved.get(split, {}), dict):
             raise UserError(f'{path} is damaged: {split} is not a JSON object. {RESTORE}')
         current = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
-        if split in saved and current != saved[split]:
-            digests = _files(saved[split])
-            names = [name for name, digest in _files(current).items() if digests.get(name) != digest]
+        if split in saved and _without_names(current) != _without_names(saved[split]):
+            digests = [digest for _, digest in _files(saved[split])]
+            names = [name for name, digest in _files(current) if digest not in digests]
             changed.append(f'{split}: {", ".join(names) or "its text"}')
     return changed
 
@@ -339,8 +356,13 @@ def _arrays(objective: Objective) -> dict[str, list[int]]:
     return checksums(objective.args) if isinstance(objective, jax.tree_util.Partial) else {}
 
 
-def _files(fingerprint: Mapping[str, Any]) -> dict[str, str]:
-    """Returns {name: digest} of the files in the fingerprint of a split."""
+def _without_names(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fingerprint of a split with the digests of its files, in order, but without their names."""
+    return {**fingerprint, 'file': None, 'files': [digest for _, digest in _files(fingerprint)]}
+
+
+def _files(fingerprint: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Returns the name and the digest of each file in the fingerprint of a split."""
     files = fingerprint.get('files', [fingerprint.get('file')])
-    return {str(file[0]): file[1] for file in files if isinstance(file, list) and len(file) == 2
-            } if isinstance(files, list) else {}
+    return [(str(file[0]), file[1]) for file in files if isinstance(file, list) and len(file) == 2
+            ] if isinstance(files, list) else []

@@ -15,7 +15,7 @@ import sacrebleu
 
 import inference
 from analysis import answering
-from analysis.request import Request
+from analysis.request import FILES, Request
 from inference.options import SearchOptions
 from inference.scores import read_table
 from input_pipeline.data import PairData
@@ -337,6 +337,13 @@ def test_references_longer_than_a_translation_are_scored_in_their_buckets(scorin
 def test_a_missing_training_split_is_told_before_a_split_is_translated(scoring):
     with pytest.raises(KeyError, match='train'):
         scoring(Request(split='test', by='frequency'), {'test': [('one', 'eno')]}, translate=None)
+
+
+def test_home_folders_in_the_names_of_files_are_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    request = Request(**dict.fromkeys(FILES, '~/file'))
+    assert {getattr(request, name) for name in FILES} == {f'{tmp_path}/file'}
+    assert Request(input='-').input == '-' and Request(input='./-').input == './-'  # stdin, and a file
 
 
 def test_no_pictures_are_drawn_if_their_number_is_0(scoring, tmp_path):

@@ -14,7 +14,7 @@ from input_pipeline import builtin
 from input_pipeline.data import open_data
 from runtime import resources
 from runtime.errors import UserError
-from tests.tiny_run import outcome, start, steps, tiny_config
+from tests.tiny_run import outcome, said, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 
 
@@ -88,6 +88,12 @@ def test_three_gigabytes_are_three_whatever_the_system_counts_in(system, counted
     assert resources.peak_resident() == 3 * 2 ** 30
     monkeypatch.setattr(resources, 'Path', lambda _: Path('/no/such/file'))
     assert resources.memory()['resident_gb'] == 3.0
+
+
+def test_a_window_of_steps_that_a_resumed_run_has_made_is_reported(copy, cache, monkeypatch, said):
+    monkeypatch.setattr(loop, 'train_steps', lambda *_: None)
+    start(copy, tiny_config(cache), '2:9')
+    assert '--profile_steps=2:9 has no effect, because this run resumes at step 9. To profile' in said.text
 
 
 @pytest.mark.parametrize('window', ['5', '5:', 'a:b', '0:3', '7:5', '-1:4'])

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import inference
-from analysis.compare import load_runs
+from analysis.compare import is_metric, load_runs
 from configs import base
 from configs.options import flatten
 from inference.text import SearchOptions, search_options
@@ -32,6 +32,7 @@ def test_a_run_directory_holds_everything(run):
     lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
     assert [line['step'] for line in lines if 'train_loss' in line] == [4, 8, 12, 16, 20, 24]
     assert [line['step'] for line in lines if 'validation_bleu' in line] == [12, 24]
+    assert all(map(is_metric, {name for line in lines for name in line} - {'step'}))  # values of sweep.py --metric
     evaluated = lines[-1]
     assert {'validation_loss', 'validation_perplexity', 'validation_accuracy', 'validation_bleu'} <= evaluated.keys()
     events = b''.join(path.read_bytes() for path in (workdir / 'tensorboard').iterdir())

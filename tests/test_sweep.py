@@ -17,7 +17,7 @@ import pytest
 import sweep as sweep_script
 from analysis import sweeping
 from analysis.compare import RunRecord
-from analysis.sweeping import Progress, logged_regularly
+from analysis.sweeping import Progress, logged_regularly, planned_runs, read_sweep
 from configs import demo
 from configs.options import flatten
 from runtime.executors import FULL, Job, Local
@@ -200,6 +200,13 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again_when_told(bench):
     (bench / 'repaired').touch()
     again = sweep(bench, heads=[2, 1])
     assert again.returncode == 1 and '2 finished, 2 failed before, 0 remaining' in again.stderr
+    run = f'--workdir={bench}/out/num_heads=2,seed=0'
+    for by_hand in (['train.py', run, '--config.model.num_heads=2', '--config.train.steps=400'],
+                    ['decode.py', run, '--split=validation']):
+        subprocess.run([sys.executable, *by_hand], cwd=bench, check=True, timeout=600)
+    half = sweep(bench, heads=[2, 1])
+    assert half.returncode == 1 and '3 finished, 1 failed before, 0 remaining' in half.stderr
+    assert half.stderr.index('1 runs failed: num_heads=2,seed=1. To run') < half.stderr.index('report.md')
     retried = sweep(bench, '--retry_failed', heads=[2, 1])
     assert retried.returncode == 0 and '**20.50' in retried.stdout and 'failed:' not in retried.stdout
     assert set(times_begun(bench).values()) == {1, 2}
@@ -311,6 +318,20 @@ def test_mistakes_are_explained(bench, grid, expected):
     (bench / 'grid.py').write_text(f'def get_sweep(config):\n    return {grid}\n')
     done = subprocess.run(arguments, cwd=bench, capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
     assert done.returncode == 2 and expected in done.stderr and not (bench / 'out').exists()
+
+
+def test_a_sweep_in_the_home_folder_may_have_numbers_of_numpy(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    (tmp_path / 'grid.py').write_text('''
+import numpy as np
+from configs.sweeps import over
+def get_sweep(config):
+    return over('optimizer.peak', np.geomspace(1e-4, 1e-2, 3)) + over('model.num_heads', np.array([1, 2]))
+''')
+    config = demo.get_config()
+    runs = planned_runs('grid.py', config, read_sweep('~/grid.py', config), [])
+    assert [type(value) for overrides in runs.values() for value in overrides.values()] == [float] * 3 + [int] * 2
+    assert list(runs) == ['peak=0.0001', 'peak=0.001', 'peak=0.01', 'num_heads=1', 'num_heads=2']
 
 
 def test_a_directory_of_other_files_is_not_used(bench):

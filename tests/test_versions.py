@@ -114,7 +114,14 @@ def test_what_meant_nothing_to_an_earlier_run_is_no_obstacle():
     assert versions.upgraded(builtin, 1)['data.validation_share'] == 0.1
     assert versions.upgraded({'data.validation_share': 0.3}, versions.VERSION)['data.validation_share'] == 0.3
     assert versions.upgraded({'data.splits.train': 'mine'}, 2)['data.splits.train'] == 'train'  # refused since 3
-    assert versions.upgraded({'data.splits.train': 'mine'}, 3)['data.splits.train'] == 'mine'
+    assert versions.upgraded({'data.splits.train': 'mine'}, versions.VERSION)['data.splits.train'] == 'mine'
+    text = {'task': 'language_model', 'model.kind': 'language_model', 'data.source': 'files', 'data.file': 'a.txt'}
+    names = {'data.splits.validation': 'dev', 'data.splits.test': 'a,b'}
+    assert versions.upgraded(text | names, 3) == versions.upgraded(text, 4)  # refused since 4
+    assert names.items() <= versions.upgraded(text | names, versions.VERSION).items()
+    # data.file has no effect on a translation, so the names have an effect.
+    pairs = {'data.source': 'files', 'data.dir': 'a'}
+    assert versions.upgraded(pairs | names | {'data.file': 'b.txt'}, 3) == versions.upgraded(pairs | names, 3)
 
 
 def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypatch):

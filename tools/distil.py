@@ -3,8 +3,9 @@
 Sequence-level distillation (Kim and Rush 2016, arXiv:1606.07947, section 3.2): a student is trained on the teacher's
 beam-search translations of the training sources, instead of the references. With --workdir=A,B,C, the teacher is an
 ensemble of three runs. The files in DIR have the format of data.source=files: train.SOURCE contains the sources, and
-train.TARGET contains the translations in the same order. The validation and test splits are copied under their names.
-Sources that are too long for the teacher (config.data.max_length) are skipped. To train the student:
+train.TARGET contains the translations in the same order. If config.data.source_lang and target_lang are equal,
+train.tsv contains both. The validation and test splits are copied under their names. Sources that are too long for the
+teacher (config.data.max_length) are skipped. To train the student:
 
     python train.py --config=... --config.data.source=files --config.data.dir=DIR --workdir=STUDENT
 

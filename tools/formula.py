@@ -13,6 +13,7 @@ import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from configs.options import flatten, is_used
 from kernels.cross_entropy import tiles
 from tools.ahead import Figures, Recipe
 from tools.chips import Bounds, Topology, link_seconds
@@ -88,8 +89,9 @@ def candidates(topology: Topology, config: ConfigDict) -> Iterator[ConfigDict]:
     The batch sizes are 1, 2 and 4 times the batch size of the recipe.
     """
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
+    remats = REMAT if is_used('model.remat', flatten(config)) else REMAT[:1]
     for data, fsdp, tensor in meshes(topology, config):
-        for (remat, keep), accumulate, times in itertools.product(REMAT, PARTS, (1, 2, 4)):
+        for (remat, keep), accumulate, times in itertools.product(remats, PARTS, (1, 2, 4)):
             candidate = config.copy_and_resolve_references()
             candidate.parallel.update(mode='jit', data=data, fsdp=fsdp, tensor=tensor)
             candidate.model.update(remat=remat, remat_keep=keep)

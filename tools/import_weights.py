@@ -8,6 +8,10 @@ Qwen2. As a check, the imported model processes one line of text before the comm
 set --config to a recipe. The run then uses the data, the batches and the optimizer of the recipe:
 
     python train.py --config=runs/opus/recipe.py --workdir=runs/opus
+
+To train only a part of the parameters (train.frozen, train.lora_rank), import the model first, and then fine-tune it:
+
+    python train.py --config=configs/fine_tune.py:runs/opus --config.train.lora_rank=8 --workdir=runs/tuned
 """
 
 import logging

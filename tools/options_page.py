@@ -54,7 +54,7 @@ def used_by(option: Option) -> str:
         part = decider.removeprefix('task.')
         if part != decider:
             decider, values = 'task', tuple(name for name, task in TASKS.items() if getattr(task, part) in values)
-        conditions.append(f'{decider}: {", ".join(map(str, values))}')
+        conditions.append(f'{decider}: {", ".join(str(value) or repr(value) for value in values)}')
     return '; '.join(conditions)
 
 

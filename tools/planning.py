@@ -231,11 +231,14 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
 
 
 def as_flags(plan: Plan) -> str:
-    """Returns the options that a search chooses, with the values of `plan`, as flags: '--config.model.remat=True'."""
+    """Returns the options that a search chooses, with the values of `plan`, as flags: '--config.model.remat=True'.
+
+    All these options are included, because the recipe may set any of them to another value.
+    """
     config = plan.config
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
-    options = {**{f'parallel.{axis}': size for axis, size in plan.mesh.items()}, 'model.remat': config.model.remat,
-               **({'model.remat_keep': config.model.remat_keep} if config.model.remat else {}),
+    options = {'parallel.mode': config.parallel.mode, **{f'parallel.{axis}': size for axis, size in plan.mesh.items()},
+               'model.remat': config.model.remat, 'model.remat_keep': config.model.remat_keep,
                'train.accumulate': config.train.accumulate, f'batch.{batch}': config.batch[batch]}
     return ' '.join(f'--config.{name}={value}' for name, value in options.items())
 

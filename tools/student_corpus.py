@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import re
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from run_directory.workdir import changed_data
 from runtime.errors import UserError
 from runtime.files import naming
 from runtime.folders import written_folder
+
+SIDES = 'source_lang', 'target_lang'
 
 log = logging.getLogger('allyouneed.distil')
 
@@ -57,8 +60,10 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
         write_pairs(run, temporary, 'distilled' if with_pairs else 'train', translated(model, sources, options))
     splits = {'train': 'train,distilled' if with_pairs else 'train', 'validation': held_out.pop('validation'),
              'test': ','.join(held_out.values())}
-    log.info('to train a student: train.py --config.data.source=files --config.data.dir=%s %s', folder,
-             ' '.join(f'--config.data.splits.{split}={name}' for split, name in splits.items() if name))
+    student = {'source': 'files', 'dir': folder, **{side: run.config.data[side] for side in SIDES},
+               **{f'splits.{split}': name for split, name in splits.items() if name}}
+    log.info('to train a student: train.py %s',
+             shlex.join(f'--config.data.{option}={value}' for option, value in student.items()))
 
 
 def file_name(split: str) -> str:
@@ -94,11 +99,18 @@ def translated(model: Translator, sources: Sequence[str], options: SearchOptions
 
 
 def write_pairs(run: Run, folder: Path, split: str, pairs: Iterable[Pair]) -> None:
-    """Writes the files SPLIT.SOURCE and SPLIT.TARGET, one line per pair. Line breaks in texts become spaces."""
+    """Writes the files SPLIT.SOURCE and SPLIT.TARGET, one line per pair. Line breaks in texts become spaces.
+
+    If both languages have the same name, writes the table SPLIT.tsv instead. In a table, tabs also become spaces.
+    """
+    names = [run.config.data[side] for side in SIDES]
+    table = names[0] == names[1]
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(open(folder / f'{split}.{run.config.data[side]}', 'w', encoding='utf-8',
+        files = [stack.enter_context(open(folder / f'{split}.{name}', 'w', encoding='utf-8',
                                           errors='backslashreplace', newline='\n'))
-                 for side in ('source_lang', 'target_lang')]
+                 for name in (['tsv'] if table else names)]
         for pair in pairs:
-            for file, text in zip(files, pair, strict=True):
-                file.write(text.replace('\n', ' ').replace('\r', ' ') + '\n')
+            texts = [text.replace('\n', ' ').replace('\r', ' ') for text in pair]
+            lines = ['\t'.join(text.replace('\t', ' ') for text in texts)] if table else texts
+            for file, line in zip(files, lines, strict=True):
+                file.write(line + '\n')

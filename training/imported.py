@@ -59,8 +59,9 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
       allow_nonfinite: if True, weights with NaN and infinity are accepted.
 
     Raises:
-      UserError: if the folder cannot be read, the model is not supported or fails the test, or the directory is not
-        empty or cannot be written. After an error, no files remain.
+      UserError: if the folder cannot be read, the model is not supported or fails the test, the recipe freezes
+        parameters or adds adapters, or the directory is not empty or cannot be written. After an error, no files
+        remain.
     """
     folder = expanded(workdir)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -70,6 +71,11 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     use_compilation_cache(cache_folder(''))
     model = read_huggingface(expanded(source), recipe=recipe, allow_nonfinite=allow_nonfinite)
     config = model.config
+    for option in 'frozen', 'lora_rank':
+        if value := config.train[option]:
+            raise UserError(f'config.train.{option}={value!r}: cannot be set in an import. Import the model first, and '
+                            f'then train it with --config=configs/fine_tune.py:{folder} '
+                            f'--config.train.{option}={value!r}')
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)
     state = TrainState(step=jnp.zeros((), jnp.int32), params=model.params, opt_state=optimizer.init(model.params))

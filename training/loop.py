@@ -27,6 +27,7 @@ import optax
 from ml_collections import ConfigDict
 
 from configs.checks import config_problems
+from configs.options import plain
 from inference.inspection import list_places
 from inference.run import Answerer, Run, check_places, load, make_answerer, tracked_places, trained_under_edits
 from inference.scores import Evaluation
@@ -38,7 +39,7 @@ from input_pipeline.tokenizer import PAD
 from model.build import build_model, check_fits
 from model.evaluation import Objective, evaluate
 from model.losses import Sums
-from run_directory.checkpoints import Checkpoints, open_checkpoints, parameters_to_use
+from run_directory.checkpoints import Checkpoints, checkpoint_options, open_checkpoints, parameters_to_use
 from run_directory.initial import read_initial
 from run_directory.progress import Progress, due_at
 from run_directory.records import EVALUATED, finished_at
@@ -92,7 +93,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
     if not isinstance(config, ConfigDict):
         raise UserError(f'config={config!r} must be a ConfigDict. Use the config of a recipe, such as '
                         'configs.demo.get_config()')
-    config = config.copy_and_resolve_references()
+    config = plain(config)
     problems = config_problems(config)
     if finished_at(expanded(workdir), config) is None:
         problems += data_problems(config, problems)
@@ -153,8 +154,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     use_compilation_cache(cache_folder(config.cache_dir))
     parts = build(config, directory, draw)
     describe(parts)
-    with open_checkpoints(directory.path, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
-                          keep_best=config.checkpoint.keep_best) as checkpoints, ending_together():
+    with open_checkpoints(directory.path, **checkpoint_options(config)) as checkpoints, ending_together():
         restored = checkpoints.restore(parts.compiled.shapes)
         state, progress = restored or (first_state(parts), {})
         checkpoints.compare(state)
@@ -163,6 +163,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
             log.warning('the run in %s has no checkpoint. It starts again at step 0', directory.path)
         if state.step:
             log.info('resuming from step %d', state.step)
+            profiler.check_resumed(int(state.step))
         with (stop.at_a_step(), contextlib.closing(profiler),
               open_metrics(config, directory.path, int(state.step), writers) as metrics):
             train_steps(parts, state, Progress(**progress), checkpoints, stop, profiler, metrics)
@@ -210,9 +211,16 @@ def describe(parts: TrainingParts) -> None:
 
 
 def first_state(parts: TrainingParts) -> TrainState:
-    """Returns the train state at step 0. If config.train.init_from is set, the parameters come from another run."""
+    """Returns the train state at step 0. If config.train.init_from is set, the parameters come from another run.
+
+    Raises:
+      UserError: if the other run cannot be used, or a matrix with random values would not be trained.
+    """
     config, compiled = parts.config, parts.compiled
-    initial = read_initial(config, parts.data, compiled.boxed) if config.train.init_from else {}
+    if not config.train.init_from:
+        return compiled.init(config.seed)
+    initial = read_initial(config, parts.data, compiled.boxed)
+    make_tuning(config.train).check_initial(compiled.boxed, initial)
     return compiled.init(config.seed, initial)
 
 
@@ -226,7 +234,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
     # The previous process may have saved this step, and stopped before or after the evaluation of the step.
     if first in checkpoints.values:
         progress = judge(progress, checkpoints.values[first], config)
-    elif first and due_at(first, config).evaluate:
+    elif first and (first >= last or due_at(first, config).evaluate):
         progress = judge(progress, evaluate_saved(parts, first, state, checkpoints, metrics, stop), config)
     if first >= last or progress.stopped:
         log.info('this run is finished, at step %d', first)

@@ -184,7 +184,7 @@ def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], wei
         weights = []
 
         def observed(*args, **attributes):
-            result, captured = observing(apply, read=place.__eq__)(*args, **attributes)
+            result, captured = observing(apply, read=(place,))(*args, **attributes)
             weights.append(captured[place].mean(axis=1) if number is None else captured[place][:, number])
             return result
 

@@ -36,6 +36,15 @@ class ProfilerWindow:
             raise UserError(f'--profile_steps={steps} is after the last step. Use steps up to '
                             f'config.train.steps={num_steps}')
 
+    def check_resumed(self, done: int) -> None:
+        """Logs a warning if a run that resumes after `done` steps makes no step in the range.
+
+        This is not an error, because a scheduler starts the same command again after an interruption.
+        """
+        if 0 < self._last <= done:
+            log.warning('--profile_steps=%d:%d has no effect, because this run resumes at step %d. To profile this '
+                        'run, use later steps', self._first, self._last, done)
+
     def before(self, step: int) -> None:
         """Starts the trace before the first step in the range. A resumed run may begin inside the range."""
         if not self._tracing and self._first <= step <= self._last:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 IDS = 'trackers.json'  # {tracker: the id of the run in the tracker}
 RESOURCES = {'resident_gb', 'device_gb', 'device_peak_gb', 'compile_seconds'}
+LAST_EVALUATION = 'last_evaluation'  # entry of W&B's summary of the run: the last step whose evaluation was sent
 
 log = logging.getLogger('allyouneed.train')
 
@@ -52,6 +53,9 @@ class WeightsAndBiases:
     """A tracker that sends metrics to a project of Weights & Biases.
 
     In offline mode, the metrics are written to RUN/wandb. `wandb sync` can send them later.
+
+    W&B accepts the steps only in ascending order. If an interruption delays the evaluation of a step, W&B may already
+    have this step. The evaluation is then sent with the first step that W&B does not have.
     """
 
     def __init__(self, wandb: ModuleType, project: str, config: ConfigDict, workdir: Path, saved: Mapping[str, Any]):
@@ -61,19 +65,23 @@ class WeightsAndBiases:
         self._run = wandb.init(project=project, id=self.id['run'], resume='allow', name=workdir.name, dir=workdir,
                                config=flatten(config), settings=wandb.Settings(console='off', silent=True))
         self._first = self._run.step  # the first step that the server does not have
+        self._evaluated = self._run.summary.get(LAST_EVALUATION, -1)  # the last evaluation that the server has
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of one training step to the tracker."""
-        if step >= self._first:
-            self._run.log(dict(metrics), step=step)
+        evaluation = any(name.startswith('validation') for name in metrics)
+        if step > self._evaluated if evaluation else step >= self._first:
+            self._run.log(dict(metrics), step=max(step, self._first))
+            if evaluation:
+                self._run.summary[LAST_EVALUATION] = step
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
         """Sends the samples of an evaluation as preformatted text, and the figure of the evaluation."""
         media = {'samples': self._wandb.Html(f'<pre>{html.escape(samples)}</pre>')} if samples else {}
         if figure:
             media['attention'] = self._wandb.Image(figure)
-        if media and step >= self._first:
-            self._run.log(media, step=step)
+        if media and step > self._evaluated:
+            self._run.log(media, step=max(step, self._first))
 
     def close(self, failed: bool) -> None:
         """Waits until all metrics are sent. If the training failed, marks the run in the tracker as failed."""

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 
 from model import Params
 from model.adapters import ADAPTERS, merged
+from run_directory.initial import InitialValues
 from runtime.errors import UserError, did_you_mean
 
 TRAINED, FROZEN = 'trained', 'frozen'
@@ -55,8 +56,7 @@ class Tuning(NamedTuple):
                             'parts')
         if not self.rank:
             return boxed
-        matrices = {name: leaf for name, leaf in leaves.items()
-                    if nn.unbox(leaf).ndim > 1 and not name.endswith('bias')}
+        matrices = _matrices(leaves)
         _check(self.adapted, 'config.train.lora_parts', matrices)
         adapters = {name: _adapter(matrix, self.rank, jax.random.fold_in(key, zlib.crc32(name.encode())))
                     for name, matrix in matrices.items() if matches(name, self.adapted)}
@@ -65,6 +65,26 @@ class Tuning(NamedTuple):
                             '*attention/query, for example')
         return {**boxed, ADAPTERS: {'scale': jnp.float32(self.alpha / self.rank),
                                     'of': unflatten_dict(adapters, sep='/')}}
+
+    def check_initial(self, boxed: Params, initial: Mapping[str, InitialValues]) -> None:
+        """Raises UserError if a matrix that starts with random values, or some rows of a matrix, would not be trained.
+
+        Args:
+          boxed: the shapes of a model's parameters, in Flax metadata boxes.
+          initial: {name: initial values} of the parameters that are taken from another run.
+        """
+        untrained = [name for name in _matrices(flatten_dict(boxed, sep='/'))
+                     if not (name in initial and initial[name].rows.all())
+                     and (not matches(name, self.adapted) if self.rank else matches(name, self.frozen))]
+        if not untrained:
+            return
+        more = f' and {len(untrained) - MAX_NAMES} more' if len(untrained) > MAX_NAMES else ''
+        names = ', '.join(untrained[:MAX_NAMES]) + more
+        if self.rank:
+            raise UserError(f'config.train.lora_rank={self.rank}: these matrices start with random values and have no '
+                            f'adapter, so they would not be trained: {names}. Add them to config.train.lora_parts')
+        raise UserError(f'config.train.frozen={",".join(self.frozen)!r}: these matrices start with random values, so '
+                        f'they must be trained: {names}. Use patterns that do not match them')
 
     def labels(self, params: Params) -> PyTree[str]:
         """Returns a tree like `params` in which each parameter is replaced by the label TRAINED or FROZEN."""
@@ -122,6 +142,11 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     parts = name.split('/')
     return any(fnmatchcase('/'.join(parts[:count]), pattern) for count in range(1, len(parts) + 1)
                for pattern in patterns)
+
+
+def _matrices(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the matrices among `leaves`, {name: parameter}. They may have more than two axes."""
+    return {name: leaf for name, leaf in leaves.items() if nn.unbox(leaf).ndim > 1 and not name.endswith('bias')}
 
 
 def _adapter(matrix: Any, rank: int, key: Key[Array, '']) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Word alignments: from the weights of a chosen head, in both readings, against gold links."""
 
 import json
+import logging
 import types
 
 import numpy as np
@@ -117,8 +118,17 @@ def test_decode_writes_a_line_of_links_for_each_line(tmp_path):
     assert len(lines) == 4 and lines[1] == lines[3] == ''
 
 
-def test_long_validation_pairs_are_skipped_with_their_links():
+def trained(folder):
+    """A run that was trained on the data of its config."""
     run = random_run('transformer')
+    run.workdir = folder
+    (folder / 'data').mkdir()
+    (folder / 'data' / 'fingerprints.json').write_text('{"train": {}, "validation": {}}')
+    return run
+
+
+def test_long_validation_pairs_are_skipped_with_their_links(tmp_path):
+    run = trained(tmp_path)
     run.model.max_length = 8
     run.options = SearchOptions(extra_length=4)
     pairs = [('a b', 'x' * 100), ('a b', 'c d'), ('a' * 20, 'x'), ('a', 'y' * 11)]
@@ -131,8 +141,22 @@ def test_long_validation_pairs_are_skipped_with_their_links():
     assert best_head(run) == Head(0)  # no pair fits
 
 
-def test_of_data_without_gold_links_the_layer_before_the_last_is_read():
-    run = random_run('transformer')
+def test_without_the_data_of_the_training_the_layer_before_the_last_is_read(tmp_path, caplog, monkeypatch):
+    def missing():
+        raise UserError('/data is not a folder')
+
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    run = trained(tmp_path)
+    run.data = missing
+    assert best_head(run) == Head(0)
+    assert '/data is not a folder' in caplog.text and '--look=cross:LAYER:HEAD' in caplog.text
+    (tmp_path / 'data' / 'fingerprints.json').write_text('{}')  # as an import writes it
+    run.data = lambda: pytest.fail('the default data of an imported model is read')
+    assert best_head(run) == Head(0)
+
+
+def test_of_data_without_gold_links_the_layer_before_the_last_is_read(tmp_path):
+    run = trained(tmp_path)
     run.data = lambda: types.SimpleNamespace(pairs=lambda split: [('a', 'b')], has_links=lambda split: False)
     assert best_head(run) == Head(0)
     without = random_run('rnnsearch', recurrent={'d_hidden': 6, 'd_align': 4, 'readout': 'linear', 'attention': False})

@@ -76,12 +76,20 @@ def test_a_sweep_becomes_a_table(sweep):
     assert float(rows[0]['bleu_sd']) == pytest.approx(0.5 ** 0.5) and rows[2]['bleu_sd'] == ''
 
 
-def test_a_list_of_runs_is_compared_by_what_differs(sweep):
+def test_a_failed_run_that_was_finished_by_hand_is_finished(sweep):
+    first = load_runs(sweep)[0]
+    (sweep / LOGS / f'{first.name}.failed').write_text('exit status 1')
+    assert load_runs(sweep)[0].state == 'finished'
+
+
+def test_a_list_of_runs_is_compared_by_what_differs(sweep, monkeypatch):
     runs = load_runs([sweep / 'num_heads=2,d_k=64,seed=0', sweep / 'seed=1'])
     assert [run.settings for run in runs] == [{'model.d_k': 64, 'model.num_heads': 2},
                                               {'model.d_k': 0, 'model.num_heads': 4}]
     assert results_table(runs, ['model.num_heads']).columns[:2] == ['num_heads', 'bleu']
     assert len(load_runs(runs[0].workdir)) == 1
+    monkeypatch.setenv('HOME', str(sweep))
+    assert len(load_runs('~')) == 8 and load_runs(['~/seed=1'])[0].workdir == sweep / 'seed=1'
     (sweep / SWEEP).unlink()
     assert len(load_runs(sweep)) == 6
 

@@ -1,5 +1,7 @@
 """Patching of values and paths: each entry is the score after one patch, or its estimate."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from analysis.passes import Node
 from analysis.patching import attribution_map, estimate_error, patching_map
 from analysis.paths import heads_at, path_patching
 from inference.edits import Edit
+from input_pipeline.tokenizer import ByteTokenizer
 from model.places import EDITS
 from runtime.errors import UserError
 from runtime.resources import compile_time
@@ -35,6 +38,20 @@ def test_a_sentence_patched_with_itself_has_no_defined_effects(run):
     np.testing.assert_allclose(found.log_probs, found.clean, rtol=1e-5)
     with pytest.raises(UserError, match='^the target has the same log-probability for both sentences, -.* Use two'):
         assert found.effects
+
+
+class Words(ByteTokenizer):
+    """A tokenizer with one token for each word, which includes the space before the word."""
+
+    def encode(self, text):
+        return [4 + sum(word.encode()) % 250 for word in re.findall(' ?[^ ]+', text)]
+
+
+def test_a_target_that_begins_inside_a_token_of_the_prompt_is_refused():
+    run = random_run('language_model')
+    run.model.tokenizers['target'] = Words()
+    with pytest.raises(UserError, match="'The dog': the target has different tokens for the two sentences"):
+        patching_map(run, 'The cat', 'The dog', 's are')
 
 
 TARGET = 'target'

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 from analysis.pictures import (
+    answer_figure,
     attention_figure,
     attention_rollout,
     chosen,
     confusion_figure,
     example_figure,
     heads_figure,
+    save_figure,
 )
+from inference.predict import Predictor
+from inference.predictions import Prediction
+from input_pipeline.input_format import InputFormat
+from input_pipeline.preprocessing import Preprocessing
+from model.blocks import BlockConfig
+from model.patches import PatchTransformer
 from runtime.errors import UserError
 
 
@@ -47,6 +55,27 @@ def test_a_picture_over_an_example_says_how_much_its_colours_are(shape, grid):
     if len(shape) == 2:  # the shade covers the series from edge to edge
         assert tuple(head.images[0].get_extent()) == (*head.get_xlim(), *head.get_ylim()) and head.get_xlim() == (0, 12)
         assert head.get_xlabel() and head.get_ylabel()
+
+
+@pytest.mark.parametrize('look', ['encoder:2:1', 'encoder:rollout'])
+@pytest.mark.parametrize('tokens', [3, 4], ids=['mean', 'class token'])
+def test_hidden_patches_of_a_series_are_no_queries(look, tokens):
+    module = PatchTransformer(BlockConfig(d_model=8, d_ff=8, num_heads=2), num_layers=2, patch=2, outputs=2)
+    form = InputFormat((6, 1), Preprocessing([0.0], [1.0], None, None), ('a', 'b'), padded=True, missing=True)
+    series = np.array([[1.0], [2.0], [np.nan], [np.nan], [3.0], [np.nan]])  # the middle patch is hidden
+    weights = np.random.default_rng(0).dirichlet(np.ones(tokens), (2, 2, tokens))  # [layer, head, t, s]
+    panel = weights[1, 0] if look == 'encoder:2:1' else attention_rollout(weights)
+    expected = panel[[0, 2]].mean(axis=0) if tokens == 3 else panel[0, 1:]
+    figure = answer_figure(Predictor(module, {}, form), Prediction(series, np.log([0.4, 0.6]), form), look,
+                           {'encoder': weights})
+    np.testing.assert_allclose(figure.axes[1].images[0].get_array(), expected[None])
+
+
+def test_dollars_in_the_names_of_classes_are_no_formula(tmp_path):
+    weights, image = np.full((1, 4, 4), 0.25), np.arange(16.0).reshape(4, 4, 1)
+    figure = example_figure(weights, image, (2, 2), ['layer 1'], '$100_$200^ 0.93')  # as a formula, this is an error
+    assert figure.axes[0].get_title() == r'\$100_\$200^ 0.93'
+    save_figure(figure, tmp_path / 'picture.png')
 
 
 def test_every_head_has_its_number_and_dark_is_much():

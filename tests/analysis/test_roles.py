@@ -1,10 +1,12 @@
 """Roles of heads, from weights that are built by hand."""
 
+import json
 import types
 
 import numpy as np
 import pytest
 
+from analysis.inside import Request, head_roles
 from analysis.roles import ROLES, roles
 from inference.inspection import Values
 from inference.translate import Translator
@@ -15,10 +17,12 @@ PIECES = ['▁on', '▁2', ',', '5', '</s>']
 EYE = np.eye(5)
 
 
-def run_with(weights, name='encoder/layers_0/self_attention/weights', pieces=PIECES):
+def run_with(weights, name='encoder/layers_0/self_attention/weights', window=0):
     """A run whose attention weights are `weights`, for every text."""
-    value = Values(name, ('head', 'query', 'key'), np.array(weights), {'key': pieces})
-    return types.SimpleNamespace(inspect=lambda texts, places: [{name: value}] * len(texts), model=Translator)
+    value = Values(name, ('head', 'query', 'key'), np.array(weights), {'key': PIECES})
+    config = types.SimpleNamespace(model=types.SimpleNamespace(window=window))
+    return types.SimpleNamespace(
+        inspect_each=lambda texts, places: [{name: value}] * len(texts), model=Translator, config=config)
 
 
 def share(found, role, head=0):
@@ -48,6 +52,21 @@ def test_only_visible_keys_count():
     found = roles(run_with([EYE], 'decoder/layers_0/self_attention/weights'), ['a'])
     assert np.isnan(share(found, 'next')) and '-' in str(found)
     np.testing.assert_allclose(found.seen[0][list(ROLES).index('digit')], 4 / 5)
+
+
+def test_keys_outside_of_the_window_of_self_attention_do_not_count():
+    found = roles(run_with([EYE], window=2), ['a'])
+    assert share(found, 'end') == 1 / 2 and found.seen[0][list(ROLES).index('end')] == 2 / 5
+    assert share(roles(run_with([EYE], 'decoder/layers_0/cross_attention/weights', window=2), ['a']), 'end') == 1 / 5
+
+
+def test_roles_of_a_split_include_long_references_and_are_null_where_no_query_sees_the_role():
+    run = random_run('transformer', num_layers=1)
+    run.data = lambda: types.SimpleNamespace(pairs=lambda split: [('ab, 1', 'c'), ('d', 'x' * 150)])
+    found = head_roles(run, Request()).numbers
+    assert found['decoder/layers_0/self_attention, 0']['next'] is None
+    assert found['decoder/layers_0/self_attention, 0']['previous'] > 0
+    json.dumps(found, allow_nan=False)
 
 
 def test_roles_of_a_model():

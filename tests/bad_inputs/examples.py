@@ -131,7 +131,7 @@ TRAIN = [
     arrays(csv('a,2024-01-01T00:00Z,1,0', 'a,2024-01-01T00:00,2,0'), 'has no time zone, but'),
     arrays(csv('a,0,1,', 'b,0,2,'), "train.csv:2: target is '', not a number. Each series needs a target"),
     arrays(csv('a,0,1,0.5', 'b,0,2,1'), 'class 0.5 of example 0 (train.csv:2)', 'Use task=regression'),
-    arrays(csv('a,0,1,0'), 'validation_share=0.1: too large, because too few of 1 distinct inputs'),
+    arrays(csv('a,0,1,0'), 'validation_share=0.1: too few of 1 distinct inputs'),
     forecast('seed=0', "series.csv:2: x is 'one', not a number", rows='one\n'),
     forecast('seed=0', 'series.csv has a header but no rows', rows=''),
     # Texts

@@ -137,12 +137,19 @@ def test_all_that_is_impossible_is_told_at_once_a_line_each():
     ([8, 8, 1], {'model.patches.patch': 3}, 'model.patches.patch'),
     ([10, 2], {'model.patches.patch': 4}, 'model.patches.patch'),
     ([8, 8, 1], {'model.d_model': 66}, 'model.d_model'),
+    ([12, 2], {'model.patches.patch': 4, 'model.patches.stem': 'convolutions'}, 'model.patches.stem'),
+    ([6, 6, 1], {'model.patches.patch': 3, 'model.patches.stem': 'convolutions'}, 'model.patches.stem'),
 ])
 def test_a_model_of_patches_that_does_not_fit_the_data_is_named(shape, values, key):
     config = changed(REGRESSION | {'model.position': 'sinusoidal'} | values)
     with pytest.raises(ValueError, match=rf'^{re.escape(key)}: '):
         check_fits(config.model, {'shape': shape})
     check_fits(changed(REGRESSION | {'model.d_model': 64, 'model.patches.patch': 2}).model, {'shape': shape})
+
+
+def test_convolutions_fit_images_with_patches_of_4_x_4_pixels():
+    config = changed(REGRESSION | {'model.patches.patch': 4, 'model.patches.stem': 'convolutions'})
+    check_fits(config.model, {'shape': [8, 8, 1]})
 
 
 @pytest.mark.parametrize('option, word, meant', [
@@ -177,14 +184,16 @@ def test_unusual_value_is_possible(values):
     ({'batch.rows': 9}, 'config.batch.rows=9: has no effect with task=translation'),
     ({'train.r_drop': 1.0, 'train.simcut': 1.0}, 'config.train.simcut=1.0: must not be combined with r_drop=1.0'),
     ({'train.cutoff': 0.1}, 'config.train.cutoff=0.1: has no effect without train.simcut'),
+    ({'train.guided_alignment': 0.1, 'model.layer_dropout': 0.2},
+     'config.train.guided_alignment=0.1: must not be combined with model.layer_dropout=0.2'),
     ({'model.kind': 'rnnsearch', 'model.layer_dropout': 0.1}, 'dropout=0.1: has no effect with model.kind=rnnsearch'),
     ({'task': 'classification', 'model.kind': 'patches', 'train.simcut': 1.0}, 'has no effect with model.kind=patches'),
     ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "model.norm='pre': has no effect with model.kind=rnnsearch"),
     ({'data.dir': 'x'}, "config.data.dir='x': has no effect with data.source=builtin. Leave it at its default, ''"),
     ({'data.splits.test': 'x'}, "data.splits.test='x': has no effect with data.source=builtin."),
     *((LANGUAGE | {'data.source': 'files', 'data.file': 'x.txt', f'data.splits.{split}': name},
-       f"data.splits.{split}={name!r}: has no effect with data.file=x.txt. Leave it at its default, {split!r}, or use "
-       'data.dir') for split, name in (('train', 'x'), ('validation', 'dev'), ('test', 'x'), ('test', 'a,b'))),
+       f'data.splits.{split}={name!r}: has no effect with data.file=x.txt. Leave it at its default, {split!r}')
+      for split, name in (('train', 'x'), ('validation', 'dev'), ('test', 'x'), ('test', 'a,b'))),
     (LANGUAGE | {'data.seed': 1}, 'config.data.seed=1: has no effect with task=language_model'),
     ({'optimizer.peak': 0.5}, 'config.optimizer.peak=0.5: has no effect with optimizer.schedule=paper'),
     (LANGUAGE | {'data.tokenizer.joint': False}, 'data.tokenizer.joint=False: has no effect with task=language_model'),
@@ -213,9 +222,17 @@ def test_what_decides_over_an_option_is_an_option_or_a_part_of_a_task_with_such_
     for option in OPTIONS:
         for decider, values in option.only.items():
             part = decider.removeprefix('task.')
-            there = ((False, True) if part == decider and isinstance(BY_NAME[decider].allowed, Switch) else
-                     choices(decider) if part == decider else {getattr(task, part) for task in TASKS.values()})
+            if part != decider:
+                there = {getattr(task, part) for task in TASKS.values()}
+            else:
+                set_or_not = {Switch: (False, True), Text: ('', 'a name')}
+                there = set_or_not.get(type(BY_NAME[decider].allowed)) or choices(decider)
             assert set(values) < set(there), (option.name, decider)
+
+
+def test_an_option_without_effect_decides_over_no_other():
+    values = {'data.source': 'files', 'data.dir': 'a', 'data.file': 'b.txt', 'data.splits.train': 'mine'}
+    assert [line.partition('=')[0] for line in checks.config_problems(changed(values))] == ['config.data.file']
 
 
 def test_what_a_task_needs_of_decoding_is_what_its_answerer_uses():
@@ -274,6 +291,19 @@ def test_flag_with_a_recipe(monkeypatch):
     values(arguments)
     monkeypatch.setattr(flags, 'FLAGS', values)
     assert checks.config_from(holder).model.num_layers == 3
+
+
+def test_numbers_of_numpy_in_a_recipe_are_numbers_of_python(monkeypatch, tmp_path):
+    (tmp_path / 'recipe.py').write_text('import numpy as np\nfrom configs import demo\n\n\ndef get_config():\n'
+                                        '    config = demo.get_config()\n'
+                                        '    config.optimizer.peak = np.sqrt(2) * 1e-3\n    return config\n')
+    values = flags.FlagValues()
+    holder = config_flags.DEFINE_config_file('config', None, 'The recipe.', flag_values=values, sys_argv=[])
+    values(['script', f'--config={tmp_path}/recipe.py'])
+    monkeypatch.setattr(flags, 'FLAGS', values)
+    config = checks.config_from(holder)
+    assert type(config.optimizer.peak) is float and config.optimizer.peak == math.sqrt(2) * 1e-3
+    assert config.is_locked and {type(value) for _, value in leaves(config)} == {bool, int, float, str}
 
 
 @pytest.mark.parametrize('warmup, asked, wrong', [(60, True, True), (60, False, False), (49, True, False)])

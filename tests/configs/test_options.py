@@ -14,6 +14,7 @@ from input_pipeline import arrays, documents, problems, sources
 from input_pipeline.data import DATA
 from model import attention, blocks, embedding, patches, positional, recurrent
 from model.build import BLOCK, MODELS
+from runtime.errors import UserError
 from tools import options_page
 from training import mesh, optimizer
 from training.objective import OBJECTIVES
@@ -47,7 +48,8 @@ def test_the_page_says_all_of_an_option():
     ('model.rotary_scaling', positional.SCALINGS), ('model.activation', blocks.ACTIVATIONS),
     ('model.position', positional.SCHEMES),
     ('model.share_embeddings', embedding.SHARING), ('model.recurrent.readout', recurrent.READOUTS),
-    ('model.patches.pooling', patches.POOLINGS), ('optimizer.schedule', optimizer.SCHEDULES),
+    ('model.patches.pooling', patches.POOLINGS), ('model.patches.stem', patches.STEMS),
+    ('optimizer.schedule', optimizer.SCHEDULES),
     ('task', TASKS)])
 def test_what_may_be_chosen_is_what_is_there(name, there):
     assert choices(name) == tuple(there)
@@ -83,3 +85,14 @@ def test_an_option_is_used_by_a_model_that_has_it_as_an_attribute(kind):
 
 def test_the_default_search_is_that_of_the_options():
     assert SearchOptions() == search_options(base.get_config())
+
+
+@pytest.mark.parametrize('method, option, used_by', [
+    ('beam', 'temperature', 'sample'), ('beam', 'seed', 'sample'), ('greedy', 'top_k', 'sample'),
+    ('sample', 'beam', 'beam'), ('greedy', 'patience', 'beam')])
+def test_an_option_that_the_search_does_not_use_is_refused(method, option, used_by):
+    value = getattr(SearchOptions, option)
+    assert search_options(base.get_config(), method=used_by, **{option: value}).method == used_by
+    message = f'^{option}={value} has no effect with method={method}. Use method={used_by}, or remove {option}$'
+    with pytest.raises(UserError, match=message):
+        search_options(base.get_config(), method=method, **{option: value})

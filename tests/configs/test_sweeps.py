@@ -88,6 +88,14 @@ def test_our_sweeps_are_possible(name, recipe):
     assert f'--sweep=configs/sweeps/{name}.py' in module.__doc__
 
 
+def test_the_warmups_of_a_sweep_fit_a_short_training():
+    config = demo.get_config()
+    config.train.steps = 200
+    runs = [*every('norm_and_warmup', config)]
+    assert {run.optimizer.warmup for run in runs} == {1, 20}
+    assert not any(map(checks.warmup_problems, runs))
+
+
 def test_table_3_of_the_papers_model_is_the_papers():
     sweep = importlib.import_module('configs.sweeps.table3').get_sweep(base.get_config())
     heads = [(run['model.num_heads'], run['model.d_k'], run['model.d_v']) for run in sweep if 'model.num_heads' in run]

@@ -20,7 +20,8 @@ def blocks(language):
 
 
 def commands(script):
-    return [line.split('python ', 1)[1] for block in blocks('bash') for line in block.splitlines() if script in line]
+    lines = [line for block in blocks('bash') for line in block.replace('\\\n', '').splitlines()]
+    return [line.split('python ', 1)[1] for line in lines if script in line]
 
 
 @pytest.fixture(scope='module')

@@ -1,5 +1,6 @@
 """Lines are answered as they come: from a slow pipe one by one, from a fast one in large batches, typed at a prompt."""
 
+import collections
 import contextlib
 import os
 import pty
@@ -11,6 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+
+from inference import columns
+from inference.arriving import Arriving
+from inference.text import Output, SearchOptions
+from tests.inference.test_text import Parrot
 
 ROOT = Path(__file__).parents[2]
 ANSWERING = '''
@@ -41,6 +47,22 @@ command_line.run_script(main)
 '''
 
 
+class Slow(Arriving):
+    """Lines of a slow pipe. At None, no further line has arrived when `ready` is called."""
+
+    def __init__(self, *lines):
+        self._waiting = collections.deque(lines)
+
+    def __next__(self):
+        while self._waiting:
+            if (line := self._waiting.popleft()) is not None:
+                return line
+        raise StopIteration
+
+    def ready(self, deadline):
+        return not self._waiting or self._waiting[0] is not None
+
+
 def start(path, **streams):
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONSTARTUP'}
     return subprocess.Popen([sys.executable, '-c', ANSWERING, path], cwd=ROOT, env=environment | streams.pop('env', {}),
@@ -66,6 +88,16 @@ def test_a_slow_pipe_is_answered_line_by_line_and_a_fast_one_in_batches():
     assert process.returncode == 0, said.decode()
     assert [line.partition(' ')[2] for line in lines] == ['HALF A LINE', *map(str, range(5000)), 'NO END']
     assert max(int(line.partition(' ')[0]) for line in lines) == 4096
+
+
+def test_a_document_of_a_slow_pipe_is_answered_when_a_blank_line_or_the_end_follows_it(monkeypatch):
+    monkeypatch.setattr(columns, 'input_lines', lambda path: Slow(
+        '', 'one', 'two', '', ' ', 'half', None, 'a document', '', 'next', '', None, 'last', 'line'))
+    model = Parrot()
+    chunks = model.respond_all(columns.input_texts('-', 'blank_line'), SearchOptions(),
+                               lambda chunk, options, first: [Output(text, [], []) for text in chunk])
+    assert [[output.source for output in chunk] for chunk in chunks] == [
+        ['one\ntwo'], ['half\na document', 'next'], ['last\nline']]
 
 
 @pytest.mark.parametrize('last, status', [(b'\x04', 0), (None, 130)])

@@ -1,7 +1,9 @@
 """Edits at places: searches and teacher forcing agree under them, and each does what it says."""
 
+import copy
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
@@ -155,6 +157,16 @@ def test_with_the_encoder_patched_the_translation_is_that_of_the_other_sentence(
     assert edited.translate([one], OPTIONS)[0].hypotheses == run.translate([other], OPTIONS)[0].hypotheses
 
 
+@pytest.mark.slow
+def test_with_the_values_of_the_output_for_another_prompt_a_search_finds_that_output(runs):
+    """A prompt has no start token here, so a text in place of the output would be shifted by one position."""
+    run, options = runs['language_model'], SearchOptions(method='greedy', extra_length=3)
+    other, = run.generate(['ab cd'], options)
+    found, = run.edited([Edit('replace', 'encoder/layers_1', other)]).generate(['xy zw'], options)
+    assert found.hypotheses[0].tokens == other.hypotheses[0].tokens
+    assert found.hypotheses[0].log_prob == pytest.approx(other.hypotheses[0].log_prob, abs=1e-4)
+
+
 def test_a_mean_is_that_of_all_tokens_of_the_corpus(runs):
     corpus = [('a', 'bc'), ('defg', 'h')]
     values = runs['transformer'].inspect(corpus, 'decoder/layers_0')
@@ -162,6 +174,17 @@ def test_a_mean_is_that_of_all_tokens_of_the_corpus(runs):
     edited = runs['transformer'].edited([Edit('mean', 'decoder/layers_0', corpus)])
     patched, = edited.inspect([('x', 'y')], 'decoder/layers_0')
     np.testing.assert_allclose(patched['decoder/layers_0'].values, np.tile(mean, (2, 1)), atol=1e-5)
+
+
+def test_the_mean_over_test_includes_all_test_sets_and_long_references(runs):
+    run, place, sets = copy.copy(runs['transformer']), 'decoder/layers_0', {
+        'one': [('a', 'bc')], 'two': [('defg', 'h' * 150)]}
+    run.config = run.config.copy_and_resolve_references()
+    run.config.data.splits.test = 'one,two'
+    run.data = lambda: types.SimpleNamespace(pairs=sets.__getitem__)
+    texts = run.model.references([*sets['one'], *sets['two']])
+    mean, expected = (run.edited([Edit('mean', place, by)])._numbers[-1][place] for by in ('test', texts))
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
 
 
 def test_weights_are_scaled_by_a_number_for_each_head(runs):

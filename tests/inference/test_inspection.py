@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from inference import inspection
 from inference.forecast import Forecaster
 from inference.inspection import list_places
 from inference.options import SearchOptions
@@ -55,6 +56,20 @@ def test_places_are_listed_in_the_order_of_the_layers_with_sizes():
 def test_impossible_requests_are_refused(given, place, limit, message, run):
     with pytest.raises(UserError, match=message):
         run.inspect(given, place, OPTIONS, limit)
+
+
+def test_many_texts_are_read_in_parts_and_from_any_iterable(run, monkeypatch):
+    def counted(model, rows, names, values=inspection._values):
+        parts.append(len(rows))
+        return values(model, rows, names)
+
+    sources, targets, parts = ['a bc', 'one', 'x'], ['d', 'two', 'longer'], []  # 64, 128 and 224 bytes in the decoder
+    whole = run.inspect(zip(sources, targets, strict=True), 'decoder')
+    monkeypatch.setattr(inspection, '_values', counted)
+    each = run.inspect_each(zip(sources, targets, strict=True), 'decoder', most_gb=200e-9)
+    for one, other in zip(each, whole, strict=True):
+        np.testing.assert_allclose(one['decoder'], other['decoder'], atol=1e-5)
+    assert parts == [2, 1]
 
 
 def test_the_size_of_the_values_of_images_is_exact():

@@ -146,10 +146,13 @@ def test_a_line_that_is_no_json_text_is_named(tmp_path, line):
 
 
 class Validation(DocumentData):
-    """A split with given tokens, whose text has six characters of one byte."""
+    """A split with given tokens and documents, whose text has six characters of one byte."""
 
-    def __init__(self, batches):
-        self.batches, self.characters, self.bytes = batches, 6, 6
+    def __init__(self, batches, documents=()):
+        self.batches, self.characters, self.bytes, self._texts = batches, 6, 6, documents
+
+    def documents(self, split):
+        return iter(self._texts)
 
     def plan(self, split):
         return self
@@ -168,3 +171,42 @@ def test_unknown_characters_of_a_split_are_counted_in_its_results(letters, caplo
     assert results['unknown_tokens'] == 2 and 'test: 2 of 6 tokens are <unk>' in caplog.text
     results, _ = letters.score(Validation([[[BOS, 5, 6, 6]]]), 'test', base.get_config(), GREEDY)
     assert 'unknown_tokens' not in results
+
+
+def test_a_split_whose_documents_the_tokenizer_changes_is_said_to_be_incomparable(caplog, monkeypatch):
+    folded = train_tokenizer(['Abc abc.'] * 9, kind='bpe', vocab_size=266, split_digits=False, normalization='nfkc_cf')
+    split = Validation([[[BOS, 5, 6, 6]]], ['abc', 'Abc', 'abc'])
+    generator(folded).score(split, 'test', base.get_config(), GREEDY)
+    assert caplog.messages == ['test: in 1 of 3 documents, the decoded tokens differ from the text. Do not compare '
+                               'bits per byte or per character with other models']
+    monkeypatch.setattr('inference.generate.COMPARED', 5)
+    assert Parrot(tokenizer=folded)._changes(['abc', 'a Bc', 'Abc']) == '', 'only the first 5 characters are compared'
+
+
+@pytest.mark.parametrize('characters, whole, documents, opening', [
+    ('\n abc', False, 'file', '\n'), ('\n abc', False, 'blank_line', '\n'), ('\n abc', False, 'line', ''),
+    (' abc', False, 'file', ''), ('\n abc', True, 'file', '')])
+def test_a_sample_begins_with_a_line_feed_only_if_the_model_has_been_trained_on_line_feeds(
+        characters, whole, documents, opening):
+    tokenizer = CharTokenizer(json.dumps({'kind': 'char', 'characters': characters}).encode())
+    data = base.get_config().data
+    data.documents = documents
+    assert Parrot(whole_documents=whole, tokenizer=tokenizer).opening(data) == opening
+
+
+class Windows(Validation):
+    """A split with given batches of windows, each batch as (tokens, segments)."""
+
+    def batch(self, step):
+        return {'inputs': dict(zip(('tokens', 'segments'), map(np.array, self.batches[step]), strict=True))}
+
+
+def test_each_document_of_a_window_is_an_example():
+    windows, model = Windows([
+        ([[1, 5, 6, 2, 1, 7, 2, 0], [6, 5, 6, 5, 5, 5, 6, 6]], [[1, 1, 1, 1, 2, 2, 2, 0], [1] * 8]),
+        ([[5, 2, 0, 0], [2, 1, 7, 1]], [[1, 1, 0, 0], [1, 2, 2, 3]])]), Parrot(tokenizer=LETTERS)
+    found = [output for output, _ in model.examples(windows, 'test', 9, GREEDY)]
+    assert [output.source_tokens for output in found] == [
+        [1, 5, 6, 2], [1, 7, 2], [6, 5, 6, 5, 5, 5, 6, 6], [5, 2], [1, 7]]
+    assert [output.source for output in found] == [LETTERS.decode(output.source_tokens) for output in found]
+    assert len(model.examples(windows, 'test', 2, GREEDY)) == 2

@@ -227,9 +227,10 @@ def test_errors_of_a_regression_in_any_unit(unit):
     assert scores['r_squared'] == pytest.approx(1 - 3 / 8)
 
 
-def test_targets_that_do_not_vary_have_no_r_squared():
-    scores = regression_scores(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]), ['0'])
-    assert 'r_squared' not in scores and scores['mean_absolute_error'] == 1.5
+@pytest.mark.parametrize('target', [3.0, 0.1])  # the computed mean of 3 times 0.1 is not 0.1
+def test_targets_that_do_not_vary_have_no_r_squared(target):
+    scores = regression_scores(np.array([[1.0], [2.0], [6.0]]) + target, np.full((3, 1), target), ['0'])
+    assert 'r_squared' not in scores and scores['mean_absolute_error'] == pytest.approx(3)
 
 
 def test_several_targets_are_measured_one_by_one_and_on_average():

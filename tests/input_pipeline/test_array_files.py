@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import fashion_mnist_vit
+from configs import fashion_mnist_vit, mnist_vit
 from configs.checks import check_config
 from input_pipeline.array_files import read_inputs
 from input_pipeline.arrays import open_arrays
@@ -46,8 +46,9 @@ def test_idx_files(idx):
         np.testing.assert_array_equal(targets, arrays[name][1][part])
 
 
-def test_the_recipe_of_fashion_mnist_reads_idx_files(idx):
-    config = fashion_mnist_vit.get_config()
+@pytest.mark.parametrize('recipe', [mnist_vit, fashion_mnist_vit])
+def test_the_recipes_of_mnist_and_fashion_mnist_read_idx_files(idx, recipe):
+    config = recipe.get_config()
     config.data.update(dir=str(idx[0]), validation_share=0.25)
     check_config(config)
     assert data_problems(config) == []
@@ -311,12 +312,13 @@ def test_names_of_idx_files(idx):
 
 # Groups
 
-@pytest.mark.parametrize('kind', ['npz', 'csv'])
+@pytest.mark.parametrize('kind', ['npz', 'npz of bytes', 'csv'])
 def test_a_group_is_in_one_split(tmp_path, kind):
-    groups = [f'person {number % 10}' for number in range(40)]
-    if kind == 'npz':
+    groups = [f'élève {number % 10}' for number in range(40)]
+    if kind != 'csv':
         inputs = np.random.default_rng(1).normal(size=(40, 5, 1))
-        np.savez(tmp_path / 'train.npz', inputs=inputs, targets=np.arange(40) % 2, groups=groups)
+        np.savez(tmp_path / 'train.npz', inputs=inputs, targets=np.arange(40) % 2,
+                 groups=groups if kind == 'npz' else [group.encode() for group in groups])
     else:
         write_csv(tmp_path, 'series,group,x,target', *(f'{number},{group},{number},{number % 2}'
                                                       for number, group in enumerate(groups)), split='train')
@@ -328,9 +330,10 @@ def test_a_group_is_in_one_split(tmp_path, kind):
 
 
 def test_groups_are_one_for_each_example(tmp_path):
-    np.savez(tmp_path / 'train.npz', inputs=INPUTS, targets=CLASSES, groups=np.arange(9))
-    with pytest.raises(UserError, match=r'train\.npz: groups have the shape \(9,\), but there are 10 inputs'):
-        read(tmp_path)
+    for inputs, shape in (INPUTS, r'\(10, 7, 2\)'), (np.float64(3), r'\(\)'):
+        np.savez(tmp_path / 'train.npz', inputs=inputs, targets=CLASSES, groups=np.arange(9))
+        with pytest.raises(UserError, match=rf'train\.npz: groups have the shape \(9,\), but inputs have .* {shape}\.'):
+            read(tmp_path)
     write_csv(tmp_path, 'series,group,x,target', 'a,p,1,0', 'a,q,2,0')
     (tmp_path / 'train.npz').unlink()
     with pytest.raises(UserError, match=r"train\.csv:3: group is 'q', but it is 'p' at line 2"):

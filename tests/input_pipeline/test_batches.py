@@ -1,6 +1,7 @@
 """The batch plan: every sentence once an epoch, within the budget, and the same whoever asks."""
 
 import itertools
+import types
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs import wmt14_base
+from input_pipeline import data
 from input_pipeline.batches import LENGTHS, ROWS, BatchPlan, Part, bucket_lengths, prefetch
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
@@ -206,3 +208,12 @@ def test_no_batch_is_padded_beyond_learned_positions():
     assert max(shapes) == 27 and plan_of(store).bucket_lengths.max() == 28
     tokens = sum(int(batches.batch(step)['weights'].sum()) for step in range(len(batches)))
     assert tokens == store.lengths('target').sum() + len(store)
+
+
+def test_no_batch_is_padded_beyond_the_maximum_length_of_a_sentence_if_there_is_a_teacher(monkeypatch):
+    """The teacher may have learned positions, even if the student has none."""
+    config = wmt14_base.get_config()
+    config.data.max_length, config.train.teacher = 27, 'runs/teacher'
+    monkeypatch.setattr(data, 'open_store', lambda *_: Store([(26, 3), (5, 26), (1, 1)]))
+    pairs = types.SimpleNamespace(_config=config, _corpus=None, _cache=None, tokenizers={})
+    assert max(data.PairData.plan(pairs, 'train').bucket_lengths) == 27

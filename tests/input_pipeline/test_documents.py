@@ -51,7 +51,9 @@ def test_folder_of_a_split(tmp_path, kind):
     (tmp_path / 'train/c.md').write_bytes(CONTENT.encode())
     (tmp_path / 'train/b/x').write_text('nested')
     (tmp_path / 'train/a.gz').write_bytes(gzip.compress(b'first'))
-    (tmp_path / 'train/.hidden').write_text('hidden')
+    for hidden in '.hidden', '.git/config', 'b/.ipynb_checkpoints/x-checkpoint':
+        (tmp_path / 'train' / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / 'train' / hidden).write_text('hidden')
     assert read(dir=tmp_path, documents=kind, validation_share=0.0) == ['first', 'nested', *CUT[kind]]
 
 

@@ -94,6 +94,8 @@ def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
     np.testing.assert_array_equal(inputs[:, :, 0], [range(3, 9), [1] * 6])
     with pytest.raises(UserError, match=r'example 1 has 5 steps, but a forecast is based on the last 6 steps'):
         form.prepare([np.ones((9, 1)), np.ones((5, 1))])
+    with pytest.raises(UserError, match=r'example 0 contains nan\. .*\. Forecasting needs every value: fill the gaps$'):
+        form.prepare(np.where(np.arange(9) == 5, np.nan, 1.0).reshape(1, 9, 1))
     (tmp_path / 'new.csv').write_text('y\n1\n')
     with pytest.raises(UserError, match='the channels are y, but in the training data they are x'):
         read_inputs(str(tmp_path / 'new.csv'), form)

@@ -39,6 +39,19 @@ def test_class_folders_without_folders_of_splits_are_divided(tmp_path):
     assert data.inputs('train').shape == (12, 5, 4, 1) and data.inputs('train').dtype == np.uint8
 
 
+def test_links_to_folders_are_followed(tmp_path):
+    """Also if a link leads back to a folder that contains the link."""
+    (tmp_path / 'data' / 'train').mkdir(parents=True)
+    for name in 'ab':
+        save_image(tmp_path / 'elsewhere' / name / 'more' / '1.png', COLOUR)
+        (tmp_path / 'data' / 'train' / name).symlink_to(tmp_path / 'elsewhere' / name)
+    (tmp_path / 'elsewhere' / 'a' / 'more' / 'again').symlink_to(tmp_path / 'elsewhere' / 'a')
+    data = open_arrays(options(dir=str(tmp_path / 'data'), validation_share=0.0), labelled=True)
+    np.testing.assert_array_equal(data.inputs('train'), [COLOUR, COLOUR])
+    assert data.classes == ['a', 'b']
+    assert read_inputs(str(tmp_path / 'data' / 'train'), data.form)[0] == ['a/more/1.png', 'b/more/1.png']
+
+
 def test_images_of_all_kinds_become_bytes(tmp_path):
     grey, transparent = COLOUR[..., 0], np.concatenate([COLOUR, COLOUR[..., :1]], axis=-1)
     save_image(tmp_path / 'train/a/1.png', COLOUR)
@@ -92,6 +105,12 @@ def test_image_size_is_only_for_folders_of_images(tmp_path):
     write_npz(tmp_path, inputs=INPUTS, targets=CLASSES)
     with pytest.raises(UserError, match=r'image_size=8 is only for folders of images, but .* has train\.npz'):
         read(tmp_path, image_size=8)
+
+
+def test_missing_values_are_only_for_series(tmp_path):
+    save_image(tmp_path / 'train/a/1.png', COLOUR)
+    with pytest.raises(UserError, match=r'missing=mean is only for series, but .*train has images\. Set missing=error'):
+        read(tmp_path, missing='mean', validation_share=0.0)
 
 
 # Inputs of a prediction

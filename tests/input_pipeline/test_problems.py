@@ -91,6 +91,17 @@ def test_a_vocabulary_is_tried_where_something_else_is_wrong(folder, tmp_path, m
 
 
 @pytest.mark.parametrize('changes', [
+    {'data__tokenizer__kind': 'tokenizers'}, {'train__teacher': 'runs/a'}, {'train__init_from': 'runs/a'}])
+@pytest.mark.parametrize('make', [config_of, language_config])
+def test_no_vocabulary_is_tried_where_the_vocabulary_of_another_run_is_used(folder, tmp_path, make, changes):
+    write_pairs(folder)
+    write(folder / 'train.txt', LINES)
+    changes = {'data__tokenizer__vocab_size': 9000} | changes
+    assert data_problems(make(folder, tmp_path, **changes), OTHER, ASKED) == []
+    assert not (tmp_path / 'cache').exists()
+
+
+@pytest.mark.parametrize('changes', [
     {'data__tokenizer__vocab_size': 100}, {'data__tokenizer__kind': 'word'}, {'data__tokenizer__normalization': 'nfd'},
     {'data__source': 'csv'}, {'data__dir': ''}, {'task': 'parsing'}, {'data__documents': 'page'},
     {'data__validation_share': -1.0}, {'data__validation_share': 7.0}])

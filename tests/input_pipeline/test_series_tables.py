@@ -5,6 +5,7 @@ import pytest
 
 from input_pipeline import splits
 from input_pipeline.array_batches import ArrayPlan
+from input_pipeline.array_files import read_inputs
 from input_pipeline.arrays import open_arrays
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import options, read, write_csv, write_npz
@@ -147,6 +148,17 @@ def test_shorter_series_are_padded_and_the_padding_is_hidden(tmp_path, caplog):
                            ([[[1, 2]], [[np.nan, np.nan]]], 'example 1 has no values')):
         with pytest.raises(UserError, match=message):
             data.form.prepare(wrong)
+
+
+def test_a_series_that_is_shorter_than_all_training_series_is_reported_as_shorter(tmp_path):
+    write_csv(tmp_path, HEADER, *ROWS)
+    write_csv(tmp_path, HEADER, *ROWS[:3], split='test')
+    data = open_arrays(options(dir=str(tmp_path)), labelled=True)
+    message = r'example 1 has values in only 1 of 2 steps\. Use series of 2 steps\. .*config\.data\.missing=mean'
+    with pytest.raises(UserError, match=rf'test\.csv: inputs: {message}'):
+        data.inputs('test')
+    with pytest.raises(UserError, match=rf'test\.csv: {message}'):
+        read_inputs(str(tmp_path / 'test.csv'), data.form)
 
 
 @pytest.mark.parametrize('kind', ['csv', 'npz'])

@@ -110,9 +110,10 @@ def test_what_is_meant_to_be_there_is_not_made_up(tmp_path, prepare, message):
 
 @pytest.mark.parametrize('pairs, share, message', [
     (PAIRS[:2], 0.1,
-     r'of 2 distinct source sentences of .*train\.tsv would .* 1 are held out for each of validation and test'),
+     r'of 2 distinct source sentences of .*train\.tsv would .* 1 are held out for each of validation and test\. '
+     'Add data, or provide files for validation and test$'),
     (PAIRS[:1] * 99, 0.1, 'of 1 distinct source sentences of .* 1 are held out'),
-    (PAIRS, 0.5, r'^config\.data\.validation_share=0\.5: too large, .* of 300 distinct .* 150 .* Use a smaller share'),
+    (PAIRS, 0.5, r'^config\.data\.validation_share=0\.5: too few of 300 distinct .* 150 .* Use a smaller share, add'),
 ])
 def test_too_little_to_cut(tmp_path, pairs, share, message):
     write(tmp_path, pairs)

@@ -22,8 +22,9 @@ def test_images_become_minus_one_to_one():
     np.testing.assert_allclose(preprocessing.inputs(raw)[0, 0, 0], [-1, -0.6, 1], atol=1e-6)
 
 
-def test_channels_and_values_are_standardised_by_the_training_split():
-    constant = np.concatenate([INPUTS, np.full((10, 7, 1), 5.0)], axis=-1)
+@pytest.mark.parametrize('value', [5.0, 0.1, 9.81])  # the computed mean of 70 times 0.1 is not 0.1
+def test_channels_and_values_are_standardised_by_the_training_split(value):
+    constant = np.concatenate([INPUTS, np.full((10, 7, 1), value)], axis=-1)
     data = in_memory(constant, INPUTS[:, 0], False, test=(constant + 1, INPUTS[:, 1]))
     preprocessing = Preprocessing(**json.loads(json.dumps(dataclasses.asdict(data.preprocessing))))
     inputs = preprocessing.inputs(data.inputs('train'))

@@ -1,6 +1,7 @@
 """Folders of other formats: round trips, complete or absent, and models that give NaN. Needs no other library."""
 
 import errno
+import json
 import os
 
 import jax
@@ -11,6 +12,7 @@ pytest.importorskip('safetensors', reason="it is in the extra 'interchange', and
 
 import safetensors.numpy
 
+import configs
 import inference
 from inference.options import SearchOptions
 from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer
@@ -92,6 +94,23 @@ def test_llama_accepts_equal_widths_of_keys_and_values(tmp_path):
         write_huggingface(small_model('llama', tmp_path, d_model=64, d_k=8), tmp_path)
 
 
+@pytest.mark.parametrize('scaling', [{}, {'rope_type': 'linear', 'factor': 2.0}, {
+    'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
+    'original_max_position_embeddings': 64}])
+def test_an_export_has_the_rotary_positions_in_the_fields_of_old_and_new_versions_of_transformers(scaling, tmp_path):
+    options = {'rotary_scaling': scaling['rope_type'], 'rotary_factor': scaling['factor'],
+               'rotary_original_length': 64} if scaling else {}
+    trained, path = small_model('llama', tmp_path, rotary_base=500.0, **options), tmp_path / 'config.json'
+    write_huggingface(trained, tmp_path)
+    written = json.loads(path.read_text())
+    assert written['rope_theta'] == 500 and written.get('rope_scaling', {}) == scaling
+    for unknown in {'rope_parameters'}, {'rope_theta', 'rope_scaling'}:
+        path.write_text(json.dumps({name: value for name, value in written.items() if name not in unknown}))
+        read = read_models([tmp_path], 'best').config.model
+        for name in 'rotary_base', 'rotary_scaling', *(['rotary_factor'] if scaling else []):
+            assert read[name] == trained.config.model[name], (unknown, name)
+
+
 def test_an_export_names_the_start_token_that_its_format_merges_with_the_end_token(tmp_path, caplog):
     trained = small_model('gpt2', tmp_path, scale_embeddings=False)
     size = len(trained.tokenizers['text'])
@@ -139,4 +158,17 @@ def test_finite_weights_whose_logits_overflow_are_not_imported(name, array, tmp_
     path.write_bytes(with_arrays(**{array: lambda array: np.full_like(array, 3e38)})(path.read_bytes()))
     with pytest.raises(UserError, match='the imported model returns NaN for a line of text'):
         import_weights(tmp_path / 'model', tmp_path / 'run')
+    assert [path.name for path in tmp_path.iterdir()] == ['model']
+
+
+@pytest.mark.parametrize('option, value', [('frozen', '*embedding'), ('lora_rank', 8)])
+def test_a_model_is_not_imported_with_adapters_or_frozen_parts(option, value, tmp_path):
+    write_small('llama', tmp_path / 'model')
+    recipe = configs.recipe('stdlib_lm')
+    recipe.train[option] = value
+    with pytest.raises(UserError) as refused:
+        import_weights(tmp_path / 'model', tmp_path / 'run', recipe)
+    assert str(refused.value) == (
+        f'config.train.{option}={value!r}: cannot be set in an import. Import the model first, and then train it with '
+        f'--config=configs/fine_tune.py:{tmp_path}/run --config.train.{option}={value!r}')
     assert [path.name for path in tmp_path.iterdir()] == ['model']

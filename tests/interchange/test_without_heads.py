@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import inference
+from configs.checks import check_config
 from inference.edits import Edit
 from inference.run import Run
 from interchange import export as module
@@ -47,6 +48,14 @@ def test_all_heads_of_all_layers_can_be_removed():
     assert pruned.config.model.num_heads == 1
     np.testing.assert_allclose(*([output.hypotheses[0].log_prob for output in each.forced(['some text'])]
                                  for each in (pruned, zeroed)), rtol=1e-5)
+
+
+def test_the_config_without_heads_names_no_removed_head():
+    run = random_run('transformer', num_heads=4)
+    run.config.train.update(guided_alignment=0.1, guided_head='cross:1:4')
+    pruned = pruned_model(run._trained, REMOVED)
+    assert pruned.config.train.guided_head == '' and run.config.train.guided_head == 'cross:1:4'
+    check_config(pruned.config)
 
 
 @pytest.mark.parametrize('options, removed, message', [

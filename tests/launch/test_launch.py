@@ -201,6 +201,12 @@ def test_the_vms_of_a_slice_end_together(leader, others, status, fake, tmp_path)
     assert [len(calls(python)) for python in pythons] == [len(leader), len(others)]
 
 
+def test_the_file_of_the_last_status_is_beside_a_run_in_the_home_folder(fake, tmp_path):
+    subprocess.run(['launch/tpu_vm.sh', '--workdir=~/a run'], cwd=ROOT, check=True, timeout=600,
+                   env=os.environ | {'PYTHON': str(fake(0)), 'HOME': str(tmp_path)})
+    assert (tmp_path / '.a run.ended').read_text() == '0\n'
+
+
 def test_a_tpu_vm_that_is_told_to_stop_does(fake):
     python = fake('wait', 0)
     script = subprocess.Popen(['launch/tpu_vm.sh'], cwd=ROOT, env=os.environ | {'PYTHON': str(python), 'PAUSE': '0'})

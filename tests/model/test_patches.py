@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from model.blocks import NORMS, BlockConfig
-from model.patches import POOLINGS, PatchTransformer, grid_sinusoids, patches
+from model.patches import POOLINGS, PatchTransformer, check_stem, grid_sinusoids, patches
 from model.positional import ADDED, SCHEMES, sinusoids
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
 
 IMAGES = normal(1, 2, 4, 6, 3)
 SERIES = normal(2, 2, 12, 2)
-INPUTS = {'images': (IMAGES, (2, 3)), 'series': (SERIES, (4,))}
+INPUTS = {'images': (IMAGES, (2, 3), 'linear'), 'series': (SERIES, (4,), 'linear'),
+          'convolutions': (normal(3, 2, 8, 4, 3), (4, 4), 'convolutions')}
 
 
 def tiny(**options):
@@ -76,7 +77,40 @@ def test_sinusoids_need_pairs_on_each_axis():
         grid_sinusoids((2, 3), 6)
 
 
+# The stem
+
+@pytest.mark.parametrize('space, patch, d_model, message', [
+    ((12,), 4, 8, "stem='convolutions' needs images. For series, use stem='linear'"),
+    ((6, 6), 3, 8, r'needs square patches of 2, 4, 8, \.\.\. pixels, not patch=3'),
+    ((6, 6), 1, 8, 'needs square patches .* not patch=1'),
+    ((4, 4), (2, 4), 8, r'needs square patches .* not patch=\(2, 4\)'),
+    ((8, 8), 8, 6, 'with patch=8 needs a d_model that is a multiple of 4, not 6'),
+])
+def test_a_stem_that_does_not_fit_is_refused(space, patch, d_model, message):
+    with pytest.raises(ValueError, match=message):
+        check_stem(space, patch, d_model)
+
+
+def test_each_convolution_of_the_stem_halves_the_image():
+    assert [check_stem((8, 16), patch, 8) for patch in (2, 4, 8)] == [1, 2, 3]
+    assert check_stem((8, 16), (4, 4), 6) == 2
+
+
 # The model
+
+def plain_stem(params, image):
+    """Computes the convolutions of 3 x 3 pixels with stride 2 for one pixel of the image at a time."""
+    x = image
+    for index in range(len(params) // 2):
+        kernel = params[f'convolution_{index}']['kernel'].reshape(3, 3, x.shape[-1], -1)
+        y = np.zeros((x.shape[0] // 2, x.shape[1] // 2, kernel.shape[-1]))
+        for row, column, i, j in np.ndindex(*y.shape[:2], 3, 3):
+            above, left = 2 * row + i - 1, 2 * column + j - 1
+            if 0 <= above < x.shape[0] and 0 <= left < x.shape[1]:  # pixels outside the image are zeros
+                y[row, column] += x[above, left] @ kernel[i, j]
+        x = np.maximum(0, reference.layer_norm(params[f'norm_{index}'], y))
+    return x @ params['output']['kernel'] + params['output']['bias']
+
 
 def plain_forward(params, inputs, patch, norm, position, pooling):
     """Computes the model in float64 NumPy, for one example and one patch at a time."""
@@ -85,8 +119,11 @@ def plain_forward(params, inputs, patch, norm, position, pooling):
         counts = [length // size for length, size in zip(example.shape, patch, strict=False)]
         tokens = []
         for place in np.ndindex(*counts):
-            window = tuple(slice(i * size, (i + 1) * size) for i, size in zip(place, patch, strict=True))
-            tokens.append(example[window].reshape(-1) @ params['embedding']['kernel'] + params['embedding']['bias'])
+            if 'stem' in params:
+                tokens.append(plain_stem(params['stem'], example)[place])
+            else:
+                window = tuple(slice(i * size, (i + 1) * size) for i, size in zip(place, patch, strict=True))
+                tokens.append(example[window].reshape(-1) @ params['embedding']['kernel'] + params['embedding']['bias'])
             if position == 'sinusoidal':
                 width = len(tokens[-1]) // len(place)
                 tokens[-1] += np.concatenate([reference.sinusoids(i + 1, width)[i] for i in place])
@@ -105,8 +142,8 @@ def plain_forward(params, inputs, patch, norm, position, pooling):
 @pytest.mark.parametrize('position', [*ADDED, 'none'])
 @pytest.mark.parametrize('pooling', POOLINGS)
 def test_forward_pass_is_the_equations(kind, norm, position, pooling):
-    inputs, patch = INPUTS[kind]
-    model, variables = build(inputs, patch, tiny(norm=norm, position=position), pooling=pooling)
+    inputs, patch, stem = INPUTS[kind]
+    model, variables = build(inputs, patch, tiny(norm=norm, position=position), pooling=pooling, stem=stem)
     outputs = model.apply(variables, inputs)
     assert outputs.dtype == jnp.float32 and outputs.shape == (2, 5)
     close(outputs, plain_forward(float64(variables['params']), inputs, patch, norm, position, pooling))
@@ -156,9 +193,13 @@ def test_dropout_is_drawn_in_training_only():
     close(model.apply(variables, IMAGES), model.apply(variables, IMAGES), atol=0)
 
 
-def test_an_unknown_pooling_is_named():
-    with pytest.raises(ValueError, match="pooling='max' must be one of class_token, mean"):
-        build(IMAGES, 2, pooling='max')
+@pytest.mark.parametrize('option, message', [
+    ({'pooling': 'max'}, "pooling='max' must be one of class_token, mean"),
+    ({'stem': 'conv'}, "stem='conv' must be one of linear, convolutions"),
+])
+def test_an_unknown_pooling_or_stem_is_named(option, message):
+    with pytest.raises(ValueError, match=message):
+        build(IMAGES, 2, **option)
 
 
 # Precision

@@ -11,6 +11,7 @@ import pytest
 
 from model.blocks import NORMS, BlockConfig, SelfAttentionStack
 from model.embedding import SHARING
+from model.places import observing
 from model.positional import ADDED, SCHEMES
 from model.relation import Relation
 from model.transformer import Decoder, Transformer
@@ -278,6 +279,19 @@ def test_what_is_recomputed():
     (weights, scores), nothing, kept = products(), products(remat=True), products(remat=True, remat_keep='products')
     assert nothing[0] > weights == kept[0]
     assert nothing[1] == kept[1] > scores
+
+
+def test_only_a_layer_whose_values_are_read_is_not_rematerialised(monkeypatch):
+    model, variables = transformer(remat=True)
+    place, made, remat = 'decoder/layers_1/cross_attention/weights', [], nn.remat
+    monkeypatch.setattr(nn, 'remat', lambda block, **options: made.append(block.__name__) or remat(block, **options))
+
+    def loss(variables):
+        logits, values = observing(model.apply, read=(place,))(variables, SOURCE, TARGET)
+        return (logits ** 2).sum() + (values[place] ** 2).sum()
+
+    jax.eval_shape(jax.grad(loss), variables)
+    assert 0 < 2 * made.count('DecoderBlock') == made.count('EncoderBlock')  # one and two of the layers
 
 
 # Errors and dropout

@@ -134,6 +134,11 @@ def test_a_source_is_in_percent_format_and_begins_with_its_title():
         assert first.cell_type == 'markdown' and first.source.startswith('# ')
 
 
+def test_no_file_is_searched_in_the_current_folder():
+    for name in build.NAMES:
+        assert not re.search(r"(Path|open)\('", (build.FOLDER / f'{name}.py').read_text()), name
+
+
 @pytest.mark.slow
 def test_a_translation_that_is_given(runs):
     model = inference.load(runs / 'demo').model

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,21 @@ def test_the_last_and_the_best_are_kept(saved):
         assert checkpoints.resolve('5') == [5]
         assert checkpoints.resolve('average:2') == [5, 6]
         assert checkpoints.resolve('best:1') == [2]
+        for choice, message in (('average:3', 'only 2 of the last checkpoints, at steps 5, 6.*checkpoint.keep_last'),
+                                ('best:2', 'only 1 of the best checkpoints, at steps 2.*checkpoint.keep_best')):
+            with pytest.raises(UserError, match=message):  # step 4 is lost
+                checkpoints.resolve(choice)
+
+
+def test_a_checkpoint_of_a_signal_is_not_one_of_the_last(tmp_path):
+    options: Any = {'keep_last': 2, 'scheduled': lambda step: step % 2 == 0}
+    with open_checkpoints(tmp_path, **options) as checkpoints:
+        for kept, averaged in ([1], [1]), ([2], [2]), ([2, 4], [2, 4]), ([2, 4, 5], [2, 4]), ([4, 6], [4, 6]):
+            checkpoints.save(kept[-1], state(kept[-1]), {})
+            checkpoints.wait()
+            assert checkpoints.steps() == kept
+            assert checkpoints.resolve(f'average:{len(averaged)}') == averaged
+            assert checkpoints.resolve('latest') == kept[-1:]
 
 
 def test_a_higher_bleu_is_better(tmp_path):
@@ -69,7 +85,7 @@ def test_restored_state_is_the_saved_one(saved):
 
 
 def test_averaged_parameters_are_the_mean(saved):
-    with open_checkpoints(saved, metric='loss') as checkpoints:
+    with open_checkpoints(saved, metric='loss', keep_last=3) as checkpoints:
         params, steps = checkpoints.parameters('average:3')
         assert steps == [2, 5, 6]
         np.testing.assert_allclose(params['w'], np.full((2, 3), (2 + 5 + 6) / 3), rtol=1e-6)
@@ -102,7 +118,8 @@ def test_for_the_parameters_nothing_else_is_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('choice', ['average:9', 'average:0', '4', 'bset', 'best:0', 'best:', 'raw:4', 'raw:'])
 def test_a_checkpoint_that_is_not_there_is_an_error(saved, choice):
-    with open_checkpoints(saved, metric='loss') as checkpoints, pytest.raises(UserError, match='2, 5, 6'):
+    with (open_checkpoints(saved, metric='loss', keep_last=3) as checkpoints,
+          pytest.raises(UserError, match='2, 5, 6')):
         checkpoints.resolve(choice)
 
 
@@ -122,7 +139,7 @@ def test_as_many_of_the_best_are_kept_as_asked_for(tmp_path):
         assert checkpoints.steps() == [3, 5, 7] and checkpoints.resolve('best') == [3]
         assert checkpoints.resolve('best:2') == [3, 5]
         np.testing.assert_allclose(checkpoints.parameters('best:2')[0]['w'], np.full((2, 3), 4.0))
-        with pytest.raises(UserError, match='only 2 checkpoints are kept and evaluated, at steps 3, 5.*keep_best'):
+        with pytest.raises(UserError, match='kept only 2 of the best checkpoints, at steps 3, 5.*keep_best'):
             checkpoints.resolve('best:3')
         with pytest.raises(UserError, match='raw: does not apply to the checkpoint of step 7'):
             checkpoints.parameters('raw:latest')

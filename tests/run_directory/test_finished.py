@@ -56,6 +56,12 @@ def test_more_steps_continue_a_finished_run(whole, tmp_path, cache, said):
     assert 'resuming from step 12' in said.text and steps(tmp_path / 'run')[-1] == 13
 
 
+def test_a_run_that_gets_fewer_steps_than_it_has_made_is_evaluated_and_finished(copy, cache, said):
+    config = tiny_config(cache, train__steps=6)
+    start(copy, config)
+    assert 'this run is finished, at step 9' in said.text and finished_at(copy, config) == 9
+
+
 @pytest.mark.parametrize('change, status, message', [
     ({}, 0, 'this run is finished, at step 12'), ({'model__d_ff': 64}, 2, 'model.d_ff: 32 in the run, 64 now')])
 def test_train_py_imports_little_to_report_a_finished_run(whole, cache, change, status, message, monkeypatch):

@@ -20,6 +20,7 @@ from run_directory.workdir import RunDirectory
 from runtime.agreement import Greatest
 from runtime.errors import UserError
 from runtime.preemption import STOPPED
+from tests.input_pipeline.helpers import SPLITS, save_image
 from tests.tiny_run import said, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.objective import make_objective
@@ -33,6 +34,16 @@ def test_a_second_run_on_one_directory_is_refused(copy, cache):
         with pytest.raises(UserError, match=rf'in use by another training \({re.escape(holder)}\)'):
             start(copy, tiny_config(cache))
     start(copy, tiny_config(cache))  # and afterwards it is free
+
+
+def test_an_error_while_a_run_is_opened_unlocks_its_directory(copy, cache):
+    content = (copy / 'config.json').read_text()
+    (copy / 'config.json').write_text('{')
+    with pytest.raises(UserError, match='config.json') as error:  # keeps the traceback, as a notebook does
+        RunDirectory(str(copy), tiny_config(cache))
+    (copy / 'config.json').write_text(content)
+    with RunDirectory(str(copy), tiny_config(cache)) as directory:
+        assert directory.resumed and error.tb is not None
 
 
 class Delayed(Greatest):
@@ -80,6 +91,17 @@ def test_an_imported_run_keeps_the_fingerprints_of_its_first_data_and_its_teache
         directory.check_objective(objective)
         with pytest.raises(UserError, match='parameters of the teacher have changed since'):
             directory.check_objective(lambda *_: None)
+
+
+def test_an_imported_run_keeps_the_precision_that_its_first_training_has_chosen(copy, cache):
+    config = tiny_config(cache, train__matmul_precision='auto')
+    (copy / 'config.json').write_text(config.to_json())  # as an import writes it
+    with RunDirectory(str(copy), config) as directory:
+        config.train.matmul_precision = 'bfloat16'
+        directory.claim(config, open_data(config, copy), lambda *_: None)
+    again = tiny_config(cache, train__matmul_precision='auto')
+    with RunDirectory(str(copy), again):
+        assert again.train.matmul_precision == 'bfloat16'
 
 
 def test_where_files_cannot_be_locked_the_run_says_so(copy, cache, monkeypatch, said):
@@ -173,3 +195,23 @@ def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
     data = inference.load(tmp_path / 'run').data()
     changed = run_directory.changed_data(tmp_path / 'run', data, ['validation', 'test'])
     assert changed == ['validation: validation.npz']
+
+
+def test_the_data_of_a_renamed_folder_is_unchanged(tmp_path, cache):
+    """If the folders of the classes are the training data, the fingerprints contain the name of their folder."""
+    def changed(folder):
+        data = open_data(tiny_config(cache, data__source='files', data__name='', data__dir=str(folder)))
+        if not (tmp_path / 'run').exists():
+            (tmp_path / 'run' / 'data').mkdir(parents=True)
+            (tmp_path / 'run' / 'data' / 'fingerprints.json').write_text(json.dumps(
+                {split: data.fingerprint(split) for split in SPLITS}))
+        return run_directory.changed_data(tmp_path / 'run', data, SPLITS)
+
+    for number in range(24):
+        save_image(tmp_path / 'old' / 'ab'[number % 2] / f'{number}.png', np.full((8, 8), number, np.uint8))
+    assert changed(tmp_path / 'old') == []
+    (tmp_path / 'old').rename(tmp_path / 'new')
+    assert changed(tmp_path / 'new') == []
+    save_image(tmp_path / 'new' / 'a' / '0.png', np.full((8, 8), 99, np.uint8))
+    messages = changed(tmp_path / 'new')
+    assert messages and all(re.match(r'(\w+): new \(\1, ', message) for message in messages)

@@ -4,6 +4,7 @@ import json
 import logging
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from configs import demo
 from input_pipeline.sources import open_corpus
 from runtime.errors import UserError
 from tests.scripts import ROOT, WORDS
-from tools.student_corpus import write_corpus
+from tools.student_corpus import write_corpus, write_pairs
 
 pytestmark = pytest.mark.slow
 
@@ -94,16 +95,24 @@ def test_held_out_splits_keep_their_names(run, data, tmp_path, caplog):
         teacher.config.data.update(dir=str(tmp_path))
         teacher.config.data.splits.update(validation='de[v]', test='test_1,test_2,test_3')
     options = inference.text.search_options(teacher.config, method='beam', beam=1)
-    new = tmp_path / 'new'
+    new = tmp_path / 'a student'
     write_corpus(teacher, Echo(), new, options)
     assert {path.name for path in new.iterdir()} == {
         f'{split}.{side}' for split in ('train', 'de-v', 'test_1', 'test_2') for side in ('en', 'xx')}
     assert (new / 'test_2.xx').read_bytes() == (data / 'validation.xx').read_bytes()
     assert lines_of(new, 'train.xx') == [line for line in lines_of(data, 'train.en') if len(line) <= 100]
     assert 'test_3 is not written' in caplog.text
-    flags = re.search('train.py (.*)', caplog.text)[1].split()
+    flags = shlex.split(re.search('train.py (.*)', caplog.text)[1])
     assert flags == [f'--config.data.{option}' for option in (
-        'source=files', f'dir={new}', 'splits.train=train', 'splits.validation=de-v', 'splits.test=test_1,test_2')]
+        'source=files', f'dir={new}', 'source_lang=en', 'target_lang=xx', 'splits.train=train',
+        'splits.validation=de-v', 'splits.test=test_1,test_2')]
+
+
+def test_pairs_within_a_language_are_written_as_tables(tmp_path):
+    config = demo.get_config()
+    config.data.update(source='files', dir=str(tmp_path), target_lang='en', validation_share=0.0)
+    write_pairs(SimpleNamespace(config=config), tmp_path, 'train', [('one\ttwo', 'three\nfour'), ('', 'five')])
+    assert list(open_corpus(config.data).pairs('train')) == [('one two', 'three four'), ('', 'five')]
 
 
 def test_only_training_sources_that_are_read_whole_are_translated(run, data, tmp_path):

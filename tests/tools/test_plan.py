@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -12,15 +13,16 @@ import jax
 import numpy as np
 import pytest
 
-from configs import demo, lm_1b, wmt14_base
+from configs import demo, lm_1b, rnnsearch_demo, wmt14_base
+from configs.checks import config_problems
 from model import parameter_count
 from runtime.errors import UserError
 from tests.scripts import ROOT
 from tools import planning
-from tools.ahead import Ahead, Recipe, TooLarge, keep, load
+from tools.ahead import Ahead, Figures, Recipe, TooLarge, keep, load
 from tools.chips import parse_topology
 from tools.formula import REMAT, bounds, candidates, estimate, meshes
-from tools.planning import Plan, by_formula, described, ranked, sizes_of_mesh, too_large
+from tools.planning import Plan, as_flags, by_formula, described, ranked, sizes_of_mesh, too_large
 
 ONE = {'data': 1, 'fsdp': 1, 'tensor': 1}
 
@@ -38,6 +40,15 @@ def small(**options):
         section, name = name.split('__')
         config[section][name] = value
     return config
+
+
+def with_flags(config, text):
+    """Returns the config with the options that a text contains as flags."""
+    changed = config.copy_and_resolve_references()
+    for section, name, value in re.findall(r'--config\.(\w+)\.(\w+)=(\S+)', text):
+        kind = type(config[section][name])
+        changed[section][name] = value == 'True' if kind is bool else kind(value)
+    return changed
 
 
 @pytest.mark.slow
@@ -150,6 +161,17 @@ def test_meshes_multiply_to_the_devices():
         assert all(fsdp * tensor <= math.prod(topology.shape) for _, fsdp, tensor in found)
 
 
+@pytest.mark.parametrize('recipe', [lm_1b, rnnsearch_demo])
+def test_the_flags_of_every_candidate_change_its_recipe_into_the_candidate(recipe):
+    """lm_1b sets remat_keep=products, and rnnsearch has no remat. Both get another mode here."""
+    config, topology, free = recipe.get_config(), parse_topology('v5e:1x2'), Figures(0, 0, 0, 0, 0, 0, ())
+    config.parallel.mode = 'pmap'
+    for candidate in candidates(topology, config):
+        flags = as_flags(Plan(candidate, topology, sizes_of_mesh(candidate, topology), (1, 1), {}, free))
+        changed = with_flags(config, flags)
+        assert changed.to_dict() == candidate.to_dict() and config_problems(changed) == [], flags
+
+
 @pytest.mark.slow
 def test_the_search_prefers_what_fits_and_is_fastest():
     topology, config = parse_topology('v5e:2x2'), small()
@@ -204,12 +226,7 @@ def test_what_is_too_large_is_told_with_what_would_fit():
     with pytest.raises(UserError, match='By formula, these options would fit: .*fsdp=') as error:
         raise too_large(whole, 2.0 ** 35, 2.0 ** 34)
     assert '16.00 GiB, but the step needs about 32.00 GiB' in str(error.value)
-    flags = dict(each.removeprefix('--config.').split('=') for each in str(error.value).split() if '--config' in each)
-    config.parallel.update(data=int(flags['parallel.data']), fsdp=int(flags['parallel.fsdp']),
-                           tensor=int(flags['parallel.tensor']))
-    config.model.update(remat=flags['model.remat'] == 'True', remat_keep=flags.get('model.remat_keep', 'nothing'))
-    config.train.accumulate = int(flags['train.accumulate'])
-    assert by_formula(config, topology).fits
+    assert by_formula(with_flags(config, str(error.value)), topology).fits
     config.model.update(d_model=2 ** 15, num_heads=128, d_ff=2 ** 17)
     huge = Plan(config, topology, sizes_of_mesh(config, topology), whole.shape, {}, whole.train)
     assert 'no mesh, remat or train.accumulate would fit' in str(too_large(huge, whole.train.peak))

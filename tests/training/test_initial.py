@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from pathlib import Path
 from unittest import mock
 
 import jax
@@ -12,9 +13,11 @@ from flax.traverse_util import flatten_dict
 
 import inference
 from configs import demo, stdlib_lm
+from run_directory import initial
 from run_directory.initial import read_initial
 from run_directory.records import read_config
 from runtime.errors import UserError
+from tests.random_run import SIZES
 from tests.scripts import script
 from tests.tiny_run import start, steps, tiny_config
 
@@ -138,6 +141,16 @@ def test_a_regression_begins_from_a_classifier_with_a_fresh_head(three, cache, t
     assert b'initialised randomly: ' in done.stderr and b'vocabulary' not in done.stderr
     assert preprocessing(tmp_path / 'run')['target_mean'] is not None
     assert inference.load(tmp_path / 'run').config.task == 'regression'
+
+
+def test_a_forecaster_keeps_its_head_with_another_horizon_but_not_with_other_channels(monkeypatch):
+    def sizes(horizon, *channels):
+        names = [f'{channel}+{step}' for step in range(1, horizon + 1) for channel in channels]
+        return SIZES | {'outputs': len(names), 'classes': None, 'targets': names, 'inputs': {'channels': [*channels]}}
+
+    monkeypatch.setattr(initial, 'read_sizes', lambda path, task: sizes(4, 'a', 'b'))
+    for data, differ in (sizes(8, 'a', 'b'), False), (sizes(4, 'a', 'c'), True):
+        assert initial._outputs_differ(Path('run'), 'forecasting', mock.Mock(sizes=data), 'forecasting') == differ
 
 
 @pytest.mark.parametrize('task', ['translation', 'language_model'])

@@ -110,6 +110,20 @@ def test_names_are_grouped_unless_the_run_began_with_flat_ones(saved, names, tmp
     assert sent == 2 * names
 
 
+def test_a_delayed_evaluation_reaches_weights_and_biases_once(tmp_path, cache, monkeypatch):
+    run, sent, package = types.SimpleNamespace(step=0, summary={}), [], types.ModuleType('wandb')
+    run.log = lambda metrics, step: sent.append((step, *metrics))
+    package.init, package.Settings, package.Html = (lambda **_: run), (lambda **_: None), str
+    monkeypatch.setitem(sys.modules, 'wandb', package)
+    for run.step in 0, 1001, 1002:  # killed before the evaluation, and later resumed from the same checkpoint again
+        [tracker] = open_trackers(tiny_config(cache, track__wandb='digits'), tmp_path)
+        tracker.write(1000, {'train_loss': 2.0})
+        if run.step:
+            tracker.write(1000, {'validation_loss': 3.0})
+            tracker.show(1000, 'a sample', None)
+    assert sent == [(1000, 'train/loss'), (1001, 'validation/loss'), (1001, 'samples')]
+
+
 @pytest.mark.slow
 @pytest.mark.interchange
 def test_mlflow_has_every_line_once_also_after_a_resume(mlflow, tmp_path, cache):

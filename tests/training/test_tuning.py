@@ -1,5 +1,6 @@
 """Fine-tuning: what stays, what is trained, what adapters are, and what is taken from another run."""
 
+import contextlib
 import json
 import shutil
 
@@ -163,6 +164,22 @@ def test_patterns_that_mean_nothing_are_refused(tuning, message):
     with pytest.raises(UserError) as error:
         compiled(tuning)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize('tuning, message', [
+    (Tuning(rank=2, adapted=('*query',)), 'rank=2: .* no adapter, .*: head/kernel. Add them to config.train.lora_p'),
+    (Tuning(rank=2, adapted=('*query', 'head')), None),
+    (Tuning(frozen=('head', '*query')), "frozen='head,.query': these matrices .*: head/kernel. Use patterns that do n"),
+    (Tuning(frozen=('*query',)), None)])
+def test_a_matrix_that_starts_with_random_values_must_be_trained(tuning, message):
+    boxed = {'query': {'kernel': jnp.ones((2, 2))}, 'head': {'kernel': jnp.ones((2, 3)), 'bias': jnp.ones(3)}}
+    taken = {name: initial.InitialValues(np.ones(leaf.shape), np.ones((), bool))
+             for name, leaf in flatten_dict(boxed, sep='/').items()}
+    tuning.check_initial(boxed, taken)
+    some_rows = initial.InitialValues(np.ones((2, 3)), np.array([[True], [False]]))
+    for values in {'query/kernel': taken['query/kernel']}, taken | {'head/kernel': some_rows}:
+        with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+            tuning.check_initial(boxed, values)
 
 
 def test_a_run_and_its_checkpoint_are_told_apart(tmp_path, monkeypatch):
