@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import io
 import logging
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from configs.sweeps import differing, run_names, short_names
 from configs.tasks import METRICS, goodness
 from configs.versions import renamed, upgraded
 from run_directory.progress import judge_all
-from run_directory.records import CONFIG, EVALUATED, read_config, read_metrics
+from run_directory.records import CONFIG, EVALUATED, EXPORTED, read_config, read_metrics, saved_steps
 from runtime.errors import UserError
 from runtime.files import expanded, read_json
 
@@ -84,11 +85,16 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """The state of the run as text: 'finished', 'failed: ...', 'at step 30 of 60' or 'not started'."""
+        """The state of the run as text: 'finished', 'failed: ...', 'at step 30 of 60' or 'not started'.
+
+        A folder with a model but without metrics is 'not trained here': an imported or an exported model.
+        """
         if self.failure and not (self.trained and self.results):  # a failed run may have been finished by hand
             return f'failed: {self.failure}'
         if self.trained:
             return 'finished'
+        if not self.curves and ((self.workdir / EXPORTED).exists() or saved_steps(self.workdir) == [0]):
+            return 'not trained here'
         began = (self.workdir / CONFIG).exists()
         return f'at step {self.step:,} of {self.config["train.steps"]:,}' if began else 'not started'
 
@@ -101,7 +107,10 @@ class RunRecord:
 
 
 class Spread(NamedTuple):
-    """The mean of a value over seeds, and the sample standard deviation (n - 1). The deviation is None for one seed."""
+    """The mean of a value over seeds, and the sample standard deviation (n - 1).
+
+    The deviation is None for one seed, and NaN if a value is not finite.
+    """
     mean: float
     deviation: float | None
 
@@ -253,7 +262,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
 
     Runs that differ only in the seed are one setting. If a setting does not change an option, the cell has the value in
     the recipe. If the value is 0 and stands for a value that is derived from other options, the cell has the derived
-    value.
+    value. The scores of unfinished runs are included. The column 'state' marks these runs.
 
     Args:
       runs: the result of `load_runs`.
@@ -272,7 +281,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
     rows = []
     for setting in settings:
         row = {short[option]: setting[0].width(option) for option in varied}
-        scored = [run.results[split] for run in setting if run.trained and split in run.results]
+        scored = [run.results[split] for run in setting if split in run.results]
         for metric in METRICS:
             if values := [results[metric] for results in scored if metric in results]:
                 row[metric] = spread(values)
@@ -309,7 +318,10 @@ def label(run: RunRecord) -> str:
 
 def spread(values: Sequence[float]) -> Spread:
     """Returns the mean and the sample standard deviation of `values`."""
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return Spread(mean, None)
+    return Spread(mean, statistics.stdev(values) if math.isfinite(mean) else math.nan)
 
 
 def _best(column: str, values: Sequence[Any]) -> list[bool]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Num
 
-from analysis.pictures import chosen_kind
+from analysis.pictures import axis_label, chosen_kind, visible_tokens
 from inference.predict import Predictor
 from inference.predictions import Prediction
 from inference.text import Output, TextModel, TokenProbability
@@ -34,6 +34,7 @@ from runtime.files import write_text
 
 PARTS = Path(__file__).with_name('explorer')  # the parts of the page: text, style, and a script in two files
 STEPS = 2000  # weights are rounded to multiples of 1 / STEPS, so the error is at most 1 / 4000
+LARGEST = 2 ** 16 // STEPS  # the largest weight on the page, because multiples of 1 / STEPS are stored in 16 bits
 MOST_TOKENS = 256  # maximum number of tokens of a row that are shown
 MOST_BYTES = 64_000_000  # a page of this size is full, because browsers are slow with larger pages
 ALTERNATIVES = 5
@@ -75,6 +76,8 @@ class Explanation:
       answers: a header and rows: hypotheses with scores, or classes with probabilities.
       picture: a PNG of an image or a series.
       grid: the numbers of rows and columns of patches in the picture. The last tokens are the patches.
+      hidden: the indices of the tokens that are hidden from the model: patches of padding and of missing values. They
+        are no queries.
     """
     number: int
     texts: list[tuple[str, str]]
@@ -83,11 +86,14 @@ class Explanation:
     answers: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
     picture: bytes | None = None
     grid: tuple[int, int] | None = None
+    hidden: list[int] = dataclasses.field(default_factory=list)
 
 
 def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.ndarray, 'layer head t s']],
                  number: int = 1, reference: str = '') -> Explanation:
     """Returns the explanation of an output of a model that writes text.
+
+    It has only the first MOST_TOKENS queries and keys. The titles then also give the number of all tokens.
 
     Args:
       model: the model that wrote the output.
@@ -103,7 +109,8 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
     titles, (read, written) = model.titles, model.text_names(output)
     attention = [
         Attention(kind, weights[kind][:, :, :MOST_TOKENS, :MOST_TOKENS], queries[:MOST_TOKENS], keys[:MOST_TOKENS],
-                  titles[kind], written=titles[kind][0] != 'source')
+                  (axis_label(titles[kind][0], len(queries), MOST_TOKENS),
+                   axis_label(titles[kind][1], len(keys), MOST_TOKENS)), written=titles[kind][0] != 'source')
         for kind, (queries, keys) in model.axes(output).items() if kind in weights]
     attention.sort(key=lambda each: each.kind != first)
     predictions = [*[None] * model.unpredicted, *model.token_probabilities(output, ALTERNATIVES)]
@@ -130,9 +137,12 @@ def explain_example(model: Predictor, prediction: Prediction, number: int = 1, t
     patches = [f'row {1 + row}, column {1 + column}' if rows else f'window {1 + column}'
                for row in range(grid[0]) for column in range(columns)]
     what = 'patches' if rows else 'windows'
-    attention = []
+    attention, hidden = [], []
     for kind, each in weights.items():
         tokens = [*['class token'] * (each.shape[-1] - len(patches)), *patches]
+        visible = visible_tokens(model, example, len(tokens))
+        hidden = np.flatnonzero(~visible).tolist()
+        tokens = [token if seen else f'{token} (hidden)' for token, seen in zip(tokens, visible, strict=True)]
         attention.append(Attention(kind, each, tokens, tokens, (what, what)))
     if model.classes is None:
         answers = [('output', 'value'), *((name, f'{value:.6g}') for name, value in prediction.values.items())]
@@ -142,7 +152,7 @@ def explain_example(model: Predictor, prediction: Prediction, number: int = 1, t
     best = prediction.cells
     texts = [('value', ' '.join(best)) if model.classes is None else ('class', best[0]),
              *([('expected', target)] if target else [])]
-    return Explanation(number, texts, attention, [], answers, picture_of(example), grid)
+    return Explanation(number, texts, attention, [], answers, picture_of(example), grid, hidden)
 
 
 class Page:
@@ -235,7 +245,14 @@ def _deflated(weights: Float[np.ndarray, 'layer head t s']) -> str:
     """Returns weights as multiples of 1 / STEPS, deflated and in base 64.
 
     All low bytes come first, then all high bytes. Nearly all high bytes are 0, so they compress well.
+
+    Raises:
+      UserError: if a weight is negative, larger than LARGEST or NaN. Softmax weights are from 0 to 1, but the weights
+        of a model with edits can have any values.
     """
+    if not ((weights >= 0) & (weights <= LARGEST)).all():
+        raise UserError(f'--explain shows weights from 0 to {LARGEST}, but this model has weights from '
+                        f'{weights.min():.3g} to {weights.max():.3g}. Remove the edit of the weights, or --explain')
     steps = np.rint(weights.astype(np.float32) * STEPS).astype(np.uint16).ravel()
     return _base64(zlib.compress(np.concatenate([steps & 255, steps >> 8]).astype(np.uint8).tobytes()))
 

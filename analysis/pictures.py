@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Num
+from jaxtyping import Bool, Float, Num
 
 from inference.predict import Predictor
 from inference.predictions import Prediction
 from inference.text import Output, TextModel
 from input_pipeline.input_format import visible_steps
-from model.patches import patch_grid
+from model.patches import patch_grid, visible_patches
 from model.positional import sinusoids
 from runtime.errors import UserError
+from runtime.files import expanded
 
 if TYPE_CHECKING:  # imported in the functions that draw, because the import is slow
     from matplotlib.figure import Figure
@@ -99,15 +100,27 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
         example = model.seen(answer)
         grid, _ = patch_grid(example.shape[:-1], model.module.patch)
         _, panels, titles = chosen(weights or model.attention(answer), look)
-        if model.form.masked:
-            visible = visible_steps(example[None]).reshape(*grid, -1).max(axis=-1)
-            tokens = np.pad(visible, (panels.shape[1] - len(visible), 0), constant_values=True)  # with the class token
-            panels = panels[:, tokens]
+        panels = panels[:, visible_tokens(model, example, panels.shape[1])]
         return example_figure(panels, example, grid, titles, _shortened(answer.cells))
     assert isinstance(model, TextModel), 'only a TextModel returns an Output'
     kind, panels, titles = chosen(weights or model.attention(answer), look)
     queries, keys = model.axes(answer)[kind]
     return attention_figure(panels, queries, keys, titles)
+
+
+def visible_tokens(model: Predictor, example: Num[np.ndarray, '*space channels'], count: int) -> Bool[np.ndarray, ' t']:
+    """Returns which of the `count` tokens of an image or a series the model sees: a class token, and then the patches.
+
+    A patch of a series is hidden from the model if all its steps are padding or missing.
+    """
+    if not model.form.masked:
+        return np.ones(count, bool)
+    return np.asarray(visible_patches(visible_steps(example[None]), model.module.patch, count)[0])
+
+
+def axis_label(name: str, count: int, most: int) -> str:
+    """Returns the label of an axis with `count` tokens, of which at most `most` are shown."""
+    return f'{name} (first {most} of {count:,})'.lstrip() if count > most else name
 
 
 def _shortened(cells: Sequence[str]) -> str:
@@ -117,15 +130,19 @@ def _shortened(cells: Sequence[str]) -> str:
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],
                      titles: Sequence[str]) -> 'Figure':
-    """Draws one matrix per panel, with a row for each query and a column for each key. Weight 1 is dark, 0 is white."""
+    """Draws one matrix per panel, with a row for each query and a column for each key. Weight 1 is dark, 0 is white.
+
+    Draws only the first MOST_TOKENS queries and keys. The labels of the axes give the number of all tokens.
+    """
+    labels = [axis_label(name, len(tokens), MOST_TOKENS) for name, tokens in (('keys', source), ('queries', target))]
     weights, target, source = weights[:, :MOST_TOKENS, :MOST_TOKENS], target[:MOST_TOKENS], source[:MOST_TOKENS]
     size = max(2.6, 0.24 * len(source)), max(2.4, 0.24 * len(target))
     figure, panels = _panels(len(weights), (size[0] + 1.1, size[1] + 1.3), beside=0.8)
     for axes, matrix, title in zip(panels, weights, titles, strict=True):
         image = axes.imshow(matrix, cmap='Blues', vmin=0, vmax=1, aspect='auto')
         axes.set_title(_printable(title), fontsize=9)
-        axes.set_xlabel('keys', fontsize=8)
-        axes.set_ylabel('queries', fontsize=8)
+        axes.set_xlabel(labels[0], fontsize=8)
+        axes.set_ylabel(labels[1], fontsize=8)
         axes.set_xticks(range(len(source)), [_printable(token) for token in source], rotation=90, fontsize=7)
         axes.set_yticks(range(len(target)), [_printable(token) for token in target], fontsize=7)
         axes.tick_params(length=0)
@@ -185,8 +202,11 @@ def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], 
                   label: str, axis_labels: tuple[str, str] = ('', '')) -> 'Figure':
     """Draws a matrix with names for its rows and columns. Negative numbers are red, and positive numbers are blue.
 
-    `axis_labels` are the labels of the columns and of the rows.
+    `axis_labels` are the labels of the columns and of the rows. Draws only the first MOST_TOKENS rows and columns. The
+    labels of the axes then also give the number of all rows or columns.
     """
+    across, down = (axis_label(name, len(names), MOST_TOKENS)
+                    for name, names in zip(axis_labels, (columns, rows), strict=True))
     rows, columns = rows[:MOST_TOKENS], columns[:MOST_TOKENS]
     values = values[:len(rows), :len(columns)]
     size = max(3.0, 0.32 * len(columns)) + 0.09 * max(map(len, rows)), max(2.0, 0.26 * len(rows)) + 1.2
@@ -198,7 +218,7 @@ def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], 
     axes.set_xticks(range(len(columns)), [_printable(name) for name in columns], rotation=90, fontsize=8)
     axes.set_yticks(range(len(rows)), [_printable(name) for name in rows], fontsize=8)
     axes.tick_params(length=0)
-    axes.set(xlabel=axis_labels[0], ylabel=axis_labels[1])
+    axes.set(xlabel=across, ylabel=down)
     figure.colorbar(image, label=label)
     return figure
 
@@ -251,13 +271,17 @@ def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
     return figure
 
 
-def save_figure(figure: 'Figure', path: Path) -> None:
-    """Writes a figure as a PNG file.
+def save_figure(figure: 'Figure', path: str | Path) -> None:
+    """Writes a figure to a file. The ending of `path` is the format, such as .png (the default), .pdf or .svg.
 
     Raises:
-      UserError: if the file cannot be written.
+      UserError: if the file cannot be written, or its ending is not a format of matplotlib.
     """
     import matplotlib
+    path = expanded(path)
+    ending = path.suffix[1:].lower()
+    if ending and ending not in figure.canvas.get_supported_filetypes():
+        raise UserError(f'the picture {path} cannot be written: there is no format .{ending}. Use .png, .pdf or .svg')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context({'text.usetex': False}):

@@ -37,17 +37,21 @@ def main() -> None:
     from training.compiled import Compiled
     from training.objective import make_objective
     from training.optimizer import make_optimizer, make_schedule
+    from training.precision import resolve_precision
+    from training.tuning import make_tuning
 
     config = config_from(CONFIG_FLAG)
     use_compilation_cache(cache_folder(config.cache_dir))
     data = open_data(config)
     plan = data.plan('train')
-    module = build_model(config.model, **data.sizes)
+    example = plan.batch(0)
+    resolve_precision(config, max(array.size for array in jax.tree.leaves(example['inputs'])))
+    module, tuning = build_model(config.model, **data.sizes), make_tuning(config.train)
     optimizer = make_optimizer(config.optimizer, make_schedule(
-        config.optimizer, d_model=config.model.d_model, steps=config.train.steps))
-    compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
+        config.optimizer, d_model=config.model.d_model, steps=config.train.steps), tuning)
+    compiled = Compiled(module, optimizer, example, parallel=config.parallel,
                         objective=make_objective(config, data), dropout_key=jax.random.key(1),
-                        accumulate=config.train.accumulate)
+                        accumulate=config.train.accumulate, precision=config.train.matmul_precision, tuning=tuning)
     state = compiled.init(seed=0)
     size, steps, tokens, held = parameter_count(state.params), 0, 0, []
 
@@ -78,7 +82,7 @@ def main() -> None:
     saving, never = ([pair[index] for pair in pairs] for index in range(2))
     report(saving, tokens, {
         'benchmark': 'checkpoints', 'config': config_flags.get_config_filename(flags.FLAGS['config']),
-        'parameters': size, 'every': EVERY.value,
+        'parameters': size, 'matmul_precision': config.train.matmul_precision, 'every': EVERY.value,
         'ratio': round(statistics.median(saving) / statistics.median(never), 4),
         'ratios': [round(one / other, 3) for one, other in pairs], 'median_s_never': round(statistics.median(never), 4),
         'held_s': round(statistics.median(held[1:]), 4)})

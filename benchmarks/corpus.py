@@ -32,6 +32,8 @@ from input_pipeline.batches import ALL, BatchPlan, Part, prefetch
 from input_pipeline.sources import BuiltinCorpus, TextCorpus
 from input_pipeline.stores import SIDES, write_pairs
 from input_pipeline.token_store import open_store, tokenizers_for
+from runtime.errors import UserError
+from runtime.files import expanded
 
 PAIRS = flags.DEFINE_integer('pairs', 500_000, 'The number of pairs.', lower_bound=1)
 BATCHES = flags.DEFINE_integer('batches', 500, 'The number of batches that are taken.', lower_bound=1)
@@ -39,12 +41,16 @@ STAGES = flags.DEFINE_integer('stages', 100_000, 'The number of pairs for measur
                               lower_bound=1)
 ALONE = flags.DEFINE_bool('alone', False, 'Also build the token store in one process, and compare the two stores.')
 CHIP_TOKENS = flags.DEFINE_float('chip_tokens', 50_000, 'Target tokens per second that a chip needs.')
-FOLDER = flags.DEFINE_string('folder', None, 'The folder for the text and the store; by default a temporary folder.')
+FOLDER = flags.DEFINE_string('folder', None, 'A new or an empty folder for the text and the store; by default a '
+                             'temporary folder.')
 
 
 def main() -> None:
+    folder = expanded(FOLDER.value) if FOLDER.value else None
+    if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f'--folder={folder} exists and is not empty. Use a new or an empty folder')
     with tempfile.TemporaryDirectory() as temporary:
-        measure(Path(FOLDER.value or temporary))
+        measure(folder or Path(temporary))
 
 
 def measure(folder: Path) -> None:

@@ -12,8 +12,9 @@ share of equal tokens. The last token of an output is not compared, because this
 In the workloads demo and multi30k, the input is the test set of a trained run, --workdir (by default runs/demo and
 runs/multi30k). The search is greedy search, and then the beam search of the run. A turn is the translation of all
 sentences, from text to text. By default, there is a peer for each computation type that CTranslate2 supports on this
-processor. Each peer uses the faster number of workers. The first line describes the processor, with measured rates of
-matrix products. The lines of the systems contain 'bleu', and the lines with the ratio contain 'same_translations'.
+processor. Each peer uses the faster number of workers. The peers use the CPU, so on a machine with a GPU, set
+JAX_PLATFORMS=cpu, or --peers= to measure only this project. The first line describes the processor, with measured rates
+of matrix products. The lines of the systems contain 'bleu', and the lines with the ratio contain 'same_translations'.
 CTranslate2 uses a different length penalty and stops earlier, so some of its translations differ from the translations
 of this project.
 
@@ -70,6 +71,8 @@ def main() -> None:
 
 def real_sentences() -> None:
     """Times the translation of the run's test set, with greedy search and with beam search."""
+    if DTYPE.present:
+        raise UserError(f'--dtype does not apply to --workload={WORKLOAD.value}. Remove --dtype')
     check_peers(PEERS.value or [], dict.fromkeys(TYPES, 'ctranslate2'), DTYPE.value)
     from benchmarks.sentences import with_bleu  # these imports take seconds, and --help needs none
     from inference.run import load
@@ -83,13 +86,14 @@ def real_sentences() -> None:
     print(json.dumps({'benchmark': 'decode', **processor(), 'cores': CORES, 'gflops': rates}), flush=True)
     workdir = expanded(WORKDIR.value or f'runs/{WORKLOAD.value}')
     run: Any = load(workdir, CHECKPOINT.value)
+    peers = supported_types() if PEERS.value is None else PEERS.value
     sources, references = map(list, zip(*run.data().pairs('test'), strict=True))
     for search in {'method': 'greedy', 'beam': 1, 'alpha': 0.0}, {
             'method': 'beam', 'beam': run.options.beam, 'alpha': run.options.alpha}:
         with contextlib.ExitStack() as stack:
             systems = [System('allyouneed', 'benchmarks.sentences:ready_run',
-                              (str(workdir), CHECKPOINT.value, sources, search))]
-            if peers := supported_types() if PEERS.value is None else PEERS.value:
+                              (str(workdir), CHECKPOINT.value, sources, search, bool(peers)))]
+            if peers:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 write_ctranslate2(read_model(workdir, CHECKPOINT.value), Path(folder))
                 systems += [System(peer, 'benchmarks.sentences:ready_ctranslate2',

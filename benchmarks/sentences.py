@@ -14,21 +14,27 @@ LARGEST_BATCHES = 32, 64  # batch sizes of CTranslate2, in sentences; the faster
 TRIAL = 200  # number of sentences with which the faster setting of CTranslate2 is found
 
 
-def ready_run(workdir: str, checkpoint: str, sources: Sequence[str], search: Mapping[str, Any]) -> Ready:
-    """Prepares the translation by this project. `search` overrides options of the run's config.decode."""
+def ready_run(workdir: str, checkpoint: str, sources: Sequence[str], search: Mapping[str, Any],
+              beside_peers: bool) -> Ready:
+    """Prepares the translation by this project. `search` overrides options of the run's config.decode.
+
+    Raises:
+      UserError: if `beside_peers` is True and JAX does not use the CPU, because the peers use the CPU.
+    """
     import jax
 
     from benchmarks.ours import where
     from inference.run import load
     from runtime.resources import compile_time
 
+    facts = where(beside_peers)
     run = load(workdir, checkpoint)
     jax.config.update('jax_enable_compilation_cache', False)  # so that compile_s is the time of a first start
     translate = functools.partial(run.translate, sources, dataclasses.replace(run.options, **search))
     before = compile_time.seconds
     outputs = translate()
     compile_s = round(compile_time.seconds - before, 2)
-    return Ready(translate, {'compile_s': compile_s, **where(beside_peers=False)}, [output.text for output in outputs])
+    return Ready(translate, {'compile_s': compile_s, **facts}, [output.text for output in outputs])
 
 
 def ready_ctranslate2(folder: str, sources: list[str], search: Mapping[str, Any], compute_type: str) -> Ready:

@@ -23,7 +23,7 @@ from inference.edits import FREE, Edit, Sizes, matching
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.predict import Predictor
-from inference.text import Hypothesis, Output, checked_texts
+from inference.text import Hypothesis, Output, checked_texts, is_pair
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS
 from model.places import argument_of, axes_of, observing
@@ -212,8 +212,7 @@ def _rows(model: Answerer, given: Iterable[Any], options: SearchOptions) -> list
         raise UserError('the texts or outputs must be a list. Put a single text or output into a list')
     given = list(given)  # an iterator such as zip(...) can be read only once
     for number, text in enumerate(given, 1):
-        pair = isinstance(model, Translator) and isinstance(text, tuple | list) and len(text) == 2
-        if not (pair or isinstance(text, str | Output)):
+        if not (isinstance(text, str | Output) or isinstance(model, Translator) and is_pair(text)):
             kinds = 'a source, a pair (source, target)' if isinstance(model, Translator) else 'a text'
             raise UserError(f'text {number} is {str(text)[:80]!r}: must be {kinds} or an output of the model')
     texts = [(row, text) for row, text in enumerate(given) if not isinstance(text, Output)]

@@ -31,7 +31,7 @@ class Report:
         self._sizes: collections.Counter[str] = collections.Counter()  # bytes, characters and tokens
         self._unknown: collections.Counter[str] = collections.Counter()
         self._unknown_tokens, self._first = 0, ''
-        self._is_unknown: dict[str, bool] = {}
+        self._is_unknown: collections.defaultdict[str, dict[str, bool]] = collections.defaultdict(dict)  # by side
 
     def add(self, outputs: Sequence[Output]) -> None:
         """Adds the outputs for the next inputs to the statistics."""
@@ -87,9 +87,10 @@ class Report:
         if not (count := tokens.count(UNK)):
             return
         self._unknown_tokens += count
-        for character in set(text) - self._is_unknown.keys():
-            self._is_unknown[character] = UNK in self.model.tokenizers[side].encode(character)
-        unknown = [number for number, character in enumerate(text, 1) if self._is_unknown[character]]
+        is_unknown = self._is_unknown[side]
+        for character in set(text) - is_unknown.keys():
+            is_unknown[character] = UNK in self.model.tokenizers[side].encode(character)
+        unknown = [number for number, character in enumerate(text, 1) if is_unknown[character]]
         self._unknown.update(text[number - 1] for number in unknown)
         where = f'{self.unit} {self._count}'
         self._first = self._first or (f'character {unknown[0]} of {where}' if unknown else where)

@@ -144,6 +144,25 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
     return texts
 
 
+def is_pair(value: Any) -> bool:
+    """Returns whether `value` has the form of a pair (source, target): a tuple or a list of two elements."""
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def checked_pairs(pairs: Iterable[Any]) -> list[Any]:
+    """Returns the pairs (source, target) as a list.
+
+    Raises:
+      UserError: if an element of `pairs` is not a pair.
+    """
+    pairs = list(pairs)
+    for number, pair in enumerate(pairs, 1):
+        if not is_pair(pair):
+            raise UserError(f'pair {number} is {pair!r:.80}: must be (source, target). Use a list of pairs, '
+                            '[(source, target), ...]')
+    return pairs
+
+
 class TextModel(abc.ABC):
     """A model that writes text, with its parameters and tokenizers.
 

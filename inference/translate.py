@@ -25,6 +25,7 @@ from inference.text import (
     SearchInput,
     SearchModel,
     attention_weights,
+    checked_pairs,
     checked_texts,
     encode_prefix,
 )
@@ -119,8 +120,10 @@ class Translator(SearchModel):
             elif UNK in begin.prefix:
                 problem = 'this prefix has characters that are not in the vocabulary'
             elif count >= limit:
+                advice = (' (config.model.max_length). Shorten the prefix' if limit == self.module.length_limit else
+                          '. Increase --extra_length, or shorten the prefix')
                 problem = (f'this prefix has {count} tokens, but the translation may have at most {limit} tokens, '
-                           'including the end token. Increase --extra_length, or shorten the prefix')
+                           f'including the end token{advice}')
             elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
                 problem = 'this prefix contains a word to avoid'
             if problem:
@@ -145,10 +148,10 @@ class Translator(SearchModel):
         is truncated as in `translate`. `first` is the number of earlier pairs in the file.
 
         Raises:
-          UserError: if a target is longer than the model's table of learned positions, or longer than the longest
-            translation that the options allow.
+          UserError: if `pairs` is not a list of pairs, or a target is longer than the model's table of learned
+            positions, or longer than the longest translation that the options allow.
         """
-        texts = checked_texts([text for pair in pairs for text in pair])
+        texts = checked_texts([text for pair in checked_pairs(pairs) for text in pair])
         sources = [self._tokens(text, first + row) for row, text in enumerate(texts[::2])]
         targets = [self._target_tokens(text, first + row, options) for row, text in enumerate(texts[1::2])]
         scores = self.token_log_probs(list(zip(sources, targets, strict=True)), options.batch_size)

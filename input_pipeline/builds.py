@@ -91,8 +91,13 @@ def verify(folder: Path) -> bool:
 
     Raises:
       Damaged: if a file differs from its checksum, or is a folder or a pipe. The message has the name of the file.
+        Also if the folder does not exist, because another process has found it damaged.
     """
-    for path in folder.iterdir():  # before any file is opened, because opening a pipe would wait for its writer
+    try:
+        paths = list(folder.iterdir())
+    except FileNotFoundError:
+        raise Damaged(f'another process has removed {folder}') from None
+    for path in paths:  # before any file is opened, because opening a pipe would wait for its writer
         if (path.name == VERIFIED or not path.name.startswith(VERIFIED)) and not path.is_file():
             raise Damaged(f'{path.name} is not a regular file')
     try:

@@ -85,7 +85,7 @@ class FileDocuments(Documents):
 
         A file or a folder without text also counts, but causes an error when the documents are read.
         """
-        return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
+        return any(_text_files(base) or os.path.isdir(base) for base in self._bases(split))
 
     @override
     def documents(self, split: str) -> Iterator[str]:
@@ -109,26 +109,33 @@ class FileDocuments(Documents):
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        files = [[str(file.relative_to(self._folder) if file.is_relative_to(self._folder) else file), sha256(file)]
-                 for file in self.files(split)]  # the name of a split may be an absolute path outside of the folder
+        files = [[self._name(file), sha256(file)] for file in self.files(split)]
         return {'source': 'files', 'documents': self._kind, 'split': self._names[self.parts.origin(split)],
                 'files': files} | self.parts.fingerprint(split) | (
                     _marks(self.files(split)) if self._kind == 'file' else {})
 
-    def _found(self, split: str) -> list[Path]:
-        return [path for base in named_files(self._folder, self._names[split], ('.txt', '.txt.gz', ''))
-                for path in _text_files(base)]
+    def _name(self, path: Path) -> str:
+        """Returns a path relative to the folder. The name of a split may be an absolute path outside of the folder."""
+        return str(path.relative_to(self._folder) if path.is_relative_to(self._folder) else path)
+
+    def _bases(self, split: str) -> list[Path]:
+        """Returns the folders of a split, and the files of a split without their suffixes."""
+        return named_files(self._folder, self._names[split], ('.txt', '.txt.gz'))
 
     def files(self, split: str) -> list[Path]:
         """Returns the files that a split is read from.
 
         Raises:
-          UserError: if there is no file for the split.
+          UserError: if there is no file for a name of the split.
         """
         split = self.parts.origin(split)
-        if files := self._found(split):
+        return [file for base in self._bases(split) for file in self._files_of(base, split)]
+
+    def _files_of(self, base: Path, split: str) -> list[Path]:
+        """Returns the files with the path `base`."""
+        if files := _text_files(base):
             return files
-        name = self._names[split]
+        name = self._name(base)
         raise UserError(f'for the {split} split, {self._folder} must have {name}.txt, {name}.txt.gz or a folder {name} '
                         f'of text files. See config.data.dir and {naming_option(split)}')
 

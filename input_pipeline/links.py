@@ -21,7 +21,7 @@ Links = list[tuple[int, int]]  # (index of a word of the source, index of a word
 SYMBOLS = {'E': 'weekday', 'c': 'weekday', 'e': 'weekday', 'M': 'month', 'L': 'month', 'd': 'day', 'y': 'year',
            'Y': 'year', 'G': 'year', 'h': 'hour', 'H': 'hour', 'K': 'hour', 'k': 'hour', 'a': 'hour', 'b': 'hour',
            'B': 'hour', 'm': 'minute', 's': 'second'}
-LINK = re.compile(r'(\d+)-(\d+)', re.ASCII)
+LINK = re.compile(r'(\d{1,9})-(\d{1,9})', re.ASCII)
 NUMBER = re.compile(r'\d(?:[\d.,\s\u066b\u066c\u2019\'/]*\d)?')
 
 

@@ -222,11 +222,7 @@ class TextCorpus(LinkedCorpus):
           UserError: if a file is missing.
         """
         split = self.parts.origin(split)
-        files = [file for base in self._bases(split) for file in self._files_of(base, split)]
-        if not files:
-            raise UserError(f'{self._folder} has no files {self._names[split]}.{self._languages[0]}. See '
-                            f'config.data.dir and {naming_option(split)}')
-        return files
+        return [file for base in self._bases(split) for file in self._files_of(base, split)]
 
     def _files_of(self, base: Path, split: str) -> list[Path]:
         """Returns the source file and the target file with the path `base`, or the table with both sides."""

@@ -14,7 +14,7 @@ from interchange.equal_models import without_heads
 from interchange.folders import read_models
 from interchange.huggingface import write_huggingface
 from interchange.safetensors_folder import write_safetensors
-from interchange.to_ctranslate2 import write_ctranslate2
+from interchange.to_ctranslate2 import QUANTIZATIONS, write_ctranslate2
 from model.build import build_model
 from run_directory.records import CONFIG
 from run_directory.trained import TrainedModel
@@ -28,7 +28,7 @@ FORMATS: Mapping[str, Callable[..., None]] = {
 
 
 def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | int = 'best',
-           quantization: str = 'float32') -> list[Path]:
+           quantization: str | None = None) -> list[Path]:
     """Writes the model of a run in another library's format. Returns the new files. A failure leaves no files behind.
 
     Args:
@@ -36,19 +36,26 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
       output: a new or an empty folder outside of run directories.
       to: the format, one of FORMATS.
       checkpoint: the same choices as --checkpoint of decode.py, including averages.
-      quantization: the type of the weights for ctranslate2: 'float32', 'int8' or 'float16'.
+      quantization: the type of the weights for ctranslate2: 'float32' (the default), 'int8' or 'float16'.
 
     Raises:
-      UserError: if the run has no such checkpoint, the folder is not empty or cannot be written, or the format cannot
-        express the model or its config.train.edits.
+      UserError: if the format or the type is unknown, the type does not apply to the format, the run has no such
+        checkpoint, the folder is not empty or cannot be written, or the format cannot express the model or its
+        config.train.edits.
     """
+    if to not in FORMATS:
+        raise UserError(f'--to={to}: there is no such format. Use {", ".join(FORMATS)}')
+    if quantization is not None and to != 'ctranslate2':
+        raise UserError(f'--quantization does not apply to --to={to}. Remove --quantization')
+    if quantization not in (None, *QUANTIZATIONS):
+        raise UserError(f'--quantization={quantization}: there is no such type. Use {", ".join(QUANTIZATIONS)}')
     folder = _new_folder(output)
     check_devices()
     trained = read_models([expanded(workdir)], str(checkpoint))
     if trained.config.train.edits and to != 'safetensors':
         raise UserError(f'{trained.workdirs[0]} was trained with config.train.edits, which {to} cannot apply. Use '
                         '--to=safetensors')
-    options = {'quantization': quantization} if to == 'ctranslate2' else {}
+    options = {} if quantization is None else {'quantization': quantization}
     with naming(folder), written_folder(folder) as temporary:
         FORMATS[to](trained, temporary, **options)
     return sorted(folder.iterdir())

@@ -46,9 +46,13 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
                     scale: float | None = None) -> Float[Array, 'batch target heads d_v']:
     """Computes `model.attention.attention` with one kernel, for dot scores times `scale` (default 1 / sqrt(d_k)).
 
-    NVIDIA GPUs use cuDNN's flash attention for float16 and bfloat16. Other dtypes and devices use XLA's
-    implementation, which needs O(n^2) memory.
+    NVIDIA GPUs use cuDNN's flash attention for float16 and bfloat16, if d_k is a multiple of 8 and at most 128, and the
+    numbers of queries and of keys are even. In all other cases, XLA's implementation is used, which needs O(n^2)
+    memory. cuDNN's kernel needs O(n) memory without a mask and a bias. JAX converts a mask to a bias
+    [#batch, #heads, target, source] in the dtype of the queries, which needs O(n^2) memory.
     """
+    # In training, JAX refuses odd numbers also without a bias, because it represents "no bias" by an empty array.
+    fits = query.shape[3] % 8 == 0 and query.shape[3] <= 128 and query.shape[1] % 2 == key.shape[1] % 2 == 0
     on_gpu = jax.default_backend() == 'gpu' and query.dtype in (jnp.float16, jnp.bfloat16)
     sees_any = None
     if bias is not None:
@@ -57,7 +61,8 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
         # cuDNN's kernel may compute NaN for a query that sees no key, and jnp.where would not keep the NaN out of the
         # gradients. So such a query sees all keys in the kernel, and its output is set to 0 below.
         sees_any = mask.any(axis=-1, keepdims=True)
-        mask = mask | ~sees_any
+        # A mask of padding has one row for all queries, but JAX's call of cuDNN needs a row for each query.
+        mask = jnp.broadcast_to(mask | ~sees_any, (*mask.shape[:2], query.shape[1], key.shape[1]))
     pooled = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale,
-                                          implementation='cudnn' if on_gpu else 'xla')
+                                          implementation='cudnn' if on_gpu and fits else 'xla')
     return pooled if sees_any is None else jnp.where(jnp.moveaxis(sees_any, 1, 2), pooled, 0)

@@ -10,7 +10,8 @@ import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+from typing_extensions import override
 
 from kernels.product import logits_product
 
@@ -18,14 +19,31 @@ ABSENT = -1e4  # the logit of a token that is not in the vocabulary. Its probabi
 SHARING = ('all', 'target', 'none')
 
 
-def embedding(size: int, d_model: int, dtype: DTypeLike) -> nn.Embed:
-    """Returns an embedding layer. The initial values of its table have variance 1/d_model.
+class Embedding(nn.Module):
+    """An embedding layer. The initial values of its table have variance 1/d_model.
 
     So embeddings that are multiplied by sqrt(d_model) have variance 1. If the table is also the output projection, the
     logits of layer-normalised states have variance 1.
+
+    Attributes:
+      size: number of tokens in the vocabulary.
+      d_model: width of the embeddings.
+      dtype: dtype of the embeddings; the table is float32.
     """
-    init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('vocab', 'embed'))
-    return nn.Embed(size, d_model, embedding_init=init, dtype=dtype)
+    size: int
+    d_model: int
+    dtype: DTypeLike
+
+    @override
+    def setup(self):
+        init = nn.with_logical_partitioning(nn.initializers.normal(self.d_model ** -0.5), ('vocab', 'embed'))
+        self.embedding = self.param('embedding', init, (self.size, self.d_model), jnp.float32, unbox=True)
+
+    def __call__(self, tokens: Int[Array, '*batch']) -> Float[Array, '*batch d_model']:
+        """Returns the rows of the table for the tokens."""
+        # nn.Embed converts the whole table to `dtype` first, so that the gradient of a row is a sum in `dtype` over all
+        # occurrences of the token. In bfloat16, a sum of ones does not grow beyond 256.
+        return jnp.take(self.embedding, tokens, axis=0).astype(self.dtype)
 
 
 class Projection(flax.struct.PyTreeNode):

@@ -15,7 +15,7 @@ from typing_extensions import override
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, embedding, logits_bias, with_absent
+from model.embedding import Embedding, OutputProjection, Projection, logits_bias, with_absent
 from model.places import at_positions, place
 from model.positional import PositionalEncoding
 from model.relation import Relation
@@ -55,7 +55,7 @@ class LanguageModel(nn.Module):
     @override
     def setup(self):
         config = self.config
-        self.embedding = embedding(self.vocab_size, config.d_model, config.dtype)
+        self.embedding = Embedding(self.vocab_size, config.d_model, config.dtype)
         if not self.tie_embeddings:
             self.output = OutputProjection(self.vocab_size)
         self.logits_bias = logits_bias(self, self.vocab_size) if self.output_bias else None

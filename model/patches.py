@@ -25,7 +25,7 @@ from kernels.product import dot_general
 from model.blocks import BlockConfig, SelfAttentionStack, layer_norm
 from model.dropout import Dropout
 from model.places import place
-from model.positional import sinusoids
+from model.positional import AnyArray, sinusoids
 from model.relation import Relation
 
 POOLINGS = ('class_token', 'mean')
@@ -69,6 +69,17 @@ def patches(inputs: Float[Array, 'batch *space channels'], patch: int | tuple[in
     axes = len(space)
     ordered = split.transpose(0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1)
     return ordered.reshape(batch, math.prod(counts), math.prod(sizes) * channels)
+
+
+def visible_patches(visible: Bool[AnyArray, 'batch time'], patch: int | tuple[int, ...],
+                    tokens: int) -> Bool[Array, 'batch {tokens}']:
+    """Returns a mask of the tokens of series that is False for patches without a visible step.
+
+    `visible` is False at steps that are padding or missing. If there are more `tokens` than patches, the first token is
+    the class token, which is visible.
+    """
+    mask = patches(jnp.asarray(visible)[..., None].astype(jnp.float32), patch).max(axis=-1) > 0
+    return jnp.pad(mask, ((0, 0), (tokens - mask.shape[1], 0)), constant_values=True)
 
 
 def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patches d_model']:
@@ -202,8 +213,7 @@ class PatchTransformer(nn.Module):
         encoder = SelfAttentionStack(config, self.num_layers, name='encoder')
         tokens, relation = None, None
         if visible is not None:
-            tokens = patches(visible[..., None].astype(jnp.float32), self.patch).max(axis=-1) > 0
-            tokens = jnp.pad(tokens, ((0, 0), (x.shape[1] - tokens.shape[1], 0)), constant_values=True)
+            tokens = visible_patches(visible, self.patch, x.shape[1])
             relation = Relation.within(np.arange(x.shape[1])[None], tokens)
         x = encoder(x, relation, deterministic)
         mean = x.mean(axis=1) if tokens is None else x.mean(axis=1, where=tokens[..., None])

@@ -18,7 +18,7 @@ from typing_extensions import override
 from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache, Memory
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, check_sharing, embedding
+from model.embedding import Embedding, OutputProjection, Projection, check_sharing
 from model.places import at_positions, leave_loop, loop_positions, looped, place
 from model.relation import Mask, Relation, padding_mask
 
@@ -256,9 +256,9 @@ class RNNSearch(nn.Module):
         if self.readout not in READOUTS:
             raise ValueError(f'readout={self.readout!r} must be one of {", ".join(READOUTS)}')
         check_sharing(self.share_embeddings, self.source_vocab_size, self.target_vocab_size)
-        self.target_embedding = embedding(self.target_vocab_size, self.d_model, self.dtype)
+        self.target_embedding = Embedding(self.target_vocab_size, self.d_model, self.dtype)
         if self.share_embeddings != 'all':
-            self.source_embedding = embedding(self.source_vocab_size, self.d_model, self.dtype)
+            self.source_embedding = Embedding(self.source_vocab_size, self.d_model, self.dtype)
         if self.share_embeddings == 'none':
             self.output = OutputProjection(self.target_vocab_size)
         self.drop_words, self.drop = WordDropout(self.word_dropout), Dropout(self.dropout)

@@ -9,7 +9,7 @@ from typing_extensions import override
 from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm, rematerialised
 from model.cache import Cache, Memory, Past, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, check_sharing, embedding, logits_bias, with_absent
+from model.embedding import Embedding, OutputProjection, Projection, check_sharing, logits_bias, with_absent
 from model.places import at_positions, place
 from model.positional import PositionalEncoding, RelativeBias
 from model.relation import UNRESTRICTED, Relation
@@ -100,9 +100,9 @@ class Transformer(nn.Module):
     def setup(self):
         config = self.config
         check_sharing(self.share_embeddings, self.source_vocab_size, self.target_vocab_size)
-        self.target_embedding = embedding(self.target_vocab_size, config.d_model, config.dtype)
+        self.target_embedding = Embedding(self.target_vocab_size, config.d_model, config.dtype)
         if self.share_embeddings != 'all':
-            self.source_embedding = embedding(self.source_vocab_size, config.d_model, config.dtype)
+            self.source_embedding = Embedding(self.source_vocab_size, config.d_model, config.dtype)
         if self.share_embeddings == 'none':
             self.output = OutputProjection(self.target_vocab_size)
         self.logits_bias = logits_bias(self, self.target_vocab_size) if self.output_bias else None

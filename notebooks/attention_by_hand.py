@@ -131,10 +131,11 @@ allyouneed.attention_figure(np.asarray(weights[0]), [f'query x {size}' for size 
 #
 # $$w_{ij} = x_i \cdot x_j \qquad W = \mathrm{softmax}_j(w) \qquad y_i = \sum_j W_{ij}\, x_j$$
 #
-# Our vectors are random, one for each word of the vocabulary. The picture shows two things. First, every word attends
-# most to itself (*the* equally to both of its positions), because a vector is most similar to itself. Second, the two
-# rows of *the* are equal although their positions differ: **attention does not depend on the position of a word**.
-# Section 8 adds positions.
+# Our vectors are random, one for each word of the vocabulary. The picture shows two things. First, every word here
+# attends most to itself (*the* equally to both of its positions). The product of a vector with itself is its squared
+# length, and the products of different random vectors are usually smaller. But a longer vector could get more weight.
+# Second, the two rows of *the* are equal although their positions differ: **attention does not depend on the position
+# of a word**. Section 8 adds positions.
 
 # %%
 sentence = ['the', 'cat', 'sat', 'on', 'the', 'mat']
@@ -145,7 +146,6 @@ y = basic_self_attention(jnp.asarray(x)[None])[0]
 weights = softmax(x @ x.T)
 agree(y, weights @ x)
 agree(y[0], y[4])                                          # both positions of 'the'
-assert (weights.max(axis=1) <= np.diag(weights) + 1e-6).all()
 allyouneed.attention_figure(weights[None], sentence, sentence, ['self-attention of x'])
 
 # %% [markdown]

@@ -146,9 +146,15 @@ class RunDirectory:
 
     def check_data(self, data: Data) -> None:
         """Raises UserError if `data` differs from the data of the resumed run. The message names the changes."""
-        if self.resumed and (changed := changed_data(self.path, data, SPLITS)):
-            raise UserError(f'the data has changed since the run in {self.path} began: {"; ".join(changed)}. Restore '
-                            'the previous data, or use another --workdir')
+        if not self.resumed or not (changed := changed_data(self.path, data, SPLITS)):
+            return
+        before, now = read_json(self.path / KEPT / FINGERPRINTS, RESTORE).get('train', {}), data.fingerprint('train')
+        names, held_out = self._opened['data.splits.test'], [before.get('cut_off'), now.get('cut_off')]
+        if held_out == [['validation', 'test'], ['validation']] and 'test' not in names.split(','):
+            raise UserError(f'config.data.splits.test={names}: the test data that was held out when the run began '
+                            f'would return to the training data. Use test,{names}')
+        raise UserError(f'the data has changed since the run in {self.path} began: {"; ".join(changed)}. Restore the '
+                        'previous data, or use another --workdir')
 
     def check_objective(self, objective: Objective) -> None:
         """Raises UserError if the teacher in `objective` differs from the teacher of the resumed run.

@@ -156,7 +156,8 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
     """Returns the path FOLDER/NAME, without a suffix, for each name in `names`. The names are separated by commas.
 
     A name with *, ? or [ is a pattern. Each pattern is expanded to the sorted names of the files in the folder that
-    match the pattern and have one of the `suffixes`.
+    match the pattern and have one of the `suffixes`. A pattern without such files is not expanded, so that errors about
+    missing files name the pattern.
 
     Raises:
       UserError: if a name is empty, because an empty name would refer to the folder itself.
@@ -165,12 +166,10 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
     for name in names.split(','):
         if not name.strip():
             raise UserError(f'config.data.splits: {names!r} has an empty name. Remove the extra comma')
-        if glob.has_magic(name):
-            paths += sorted({Path(str(path).removesuffix(suffix)) for suffix in suffixes
-                             for path in map(Path, glob.glob(f'{glob.escape(str(folder))}/{name}{suffix}'))
-                             if path.is_file()})
-        else:
-            paths.append(folder / name)
+        pattern = os.path.join(glob.escape(str(folder)), name)  # an absolute name replaces the folder
+        matches = {Path(path.removesuffix(suffix)) for suffix in suffixes
+                   for path in glob.glob(f'{pattern}{suffix}') if os.path.isfile(path)}
+        paths += sorted(matches) or [folder / name]
     return paths
 
 

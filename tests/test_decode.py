@@ -15,6 +15,7 @@ import sacrebleu
 
 import inference
 from analysis import answering
+from analysis.explain import Page
 from analysis.request import FILES, Request
 from inference.options import SearchOptions
 from inference.scores import read_table
@@ -337,6 +338,16 @@ def test_references_longer_than_a_translation_are_scored_in_their_buckets(scorin
 def test_a_missing_training_split_is_told_before_a_split_is_translated(scoring):
     with pytest.raises(KeyError, match='train'):
         scoring(Request(split='test', by='frequency'), {'test': [('one', 'eno')]}, translate=None)
+
+
+def test_an_empty_translation_has_the_attention_of_its_end_token(tmp_path):
+    model, page = random_run('transformer').model, Page(tmp_path / 'page.html', '', 5)
+    request = Request(input='-', score=True, format='jsonl', attention=True, pictures=str(tmp_path / 'pictures'))
+    report = answering.Report(model, 'line', scored=False)
+    first, second = (json.loads(answering.output_line(request, report, answer, number, 1, page))
+                     for number, answer in enumerate(model.forced_all([('one', ''), ('', '')]), 1))
+    assert np.shape(first['attention'])[2:] == (1, 4) and 'attention' not in second
+    assert page.count == 1 and [path.name for path in (tmp_path / 'pictures').iterdir()] == ['000001.png']
 
 
 def test_home_folders_in_the_names_of_files_are_expanded(monkeypatch, tmp_path):

@@ -20,7 +20,8 @@ CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "'best', 'latest', a step
                                  'decode.py --help.')
 TO = flags.DEFINE_enum('to', None, FORMATS, 'The format.')
 OUTPUT = flags.DEFINE_string('output', None, 'A new or an empty folder outside of run directories.')
-QUANTIZATION = flags.DEFINE_enum('quantization', 'float32', QUANTIZATIONS, 'ctranslate2: the type of the weights.')
+QUANTIZATION = flags.DEFINE_enum('quantization', None, QUANTIZATIONS, 'ctranslate2: the type of the weights; by '
+                                 'default float32.')
 
 
 def main() -> None:
@@ -31,8 +32,6 @@ def main() -> None:
     if not WORKDIR.value or not TO.value or not OUTPUT.value:
         missing = [name for name in ('workdir', 'to', 'output') if not flags.FLAGS[name].value]
         raise UserError(f'--{missing[0]} is missing. Use --workdir=RUN --to=FORMAT --output=DIR')
-    if QUANTIZATION.present and TO.value != 'ctranslate2':
-        raise UserError(f'--quantization does not apply to --to={TO.value}. Remove --quantization')
     written = export(WORKDIR.value, OUTPUT.value, TO.value, CHECKPOINT.value, QUANTIZATION.value)
     print('\n'.join(str(path) for path in written))
 

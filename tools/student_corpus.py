@@ -1,11 +1,12 @@
 """Writes the training data of a student: a teacher's translations of the training sources, and the held-out splits."""
 
 import contextlib
+import itertools
 import logging
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from inference.run import Run
@@ -47,7 +48,8 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
     for split in 'validation', *tests:
         try:
             held_out_pairs[split] = data.pairs(split)
-            held_out[split] = file_name(names[split])
+            # Test sets must not have the name 'validation', which is a key of `held_out` since the first iteration.
+            held_out[split] = file_name(names[split], {'', 'train', 'distilled', *held_out, *held_out.values()})
         except UserError as error:
             if split == 'validation':
                 raise
@@ -66,9 +68,11 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
              shlex.join(f'--config.data.{option}={value}' for option, value in student.items()))
 
 
-def file_name(split: str) -> str:
-    """Returns a file name for a split: 'news/dev-*' becomes 'news-dev'."""
-    return re.sub(r'[^\w.+-]+', '-', split).strip('-')
+def file_name(split: str, taken: Collection[str]) -> str:
+    """Returns a file name for a split that is not in `taken`: 'news/dev-*' becomes 'news-dev', or else 'news-dev-2'."""
+    name = re.sub(r'[^\w.+-]+', '-', split).strip('-')
+    numbered = (f'{name}-{number}' for number in itertools.count(2))
+    return next(unique for unique in itertools.chain([name], numbered) if unique not in taken)
 
 
 def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:

@@ -91,7 +91,8 @@ class Compiled:
         self.objective = jax.device_put(jax.device_get(
             objective if isinstance(objective, jax.tree_util.Partial) else jax.tree_util.Partial(objective)),
             self._everywhere)
-        apply = forward(module, mesh.size)
+        self._pmap = parallel['mode'] == 'pmap'
+        apply = forward(module, 1 if self._pmap else mesh.size)  # by pmap, each program has the rows of one device
 
         def step(state, batch, objective, **how):
             return train_step(state, batch, objective=objective, apply=apply, optimizer=optimizer,
@@ -99,11 +100,10 @@ class Compiled:
                               tuning=tuning, **how)
 
         def evaluation(params, batch, objective, **how):
-            objective = tracked(objective, places) if places else objective
+            objective = tracked(objective, places, module) if places else objective
             return eval_step(params, batch, objective=objective, apply=apply, **how)
 
         self._step, self._compiled = step, set()
-        self._pmap = parallel['mode'] == 'pmap'
         if self._pmap:
             # With None in in_axes and out_axes, every device gets the same state, and pmap returns one copy. So the
             # arrays of a state have no axis for the devices. By default, pmap expects arrays with a row for each

@@ -55,7 +55,7 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
         requested = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
         raise UserError(f'config.parallel: the product of {requested} must be the number of devices, but there are '
                         f'{len(devices)} devices ({devices[0].device_kind}). Set one axis to -1 to use all devices')
-    # jax.make_mesh makes Explicit axes by default, and nn.Embed fails on Explicit axes.
+    # jax.make_mesh makes Explicit axes by default, and look-ups in a table of embeddings fail on Explicit axes.
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 

@@ -2,11 +2,12 @@
 
 A place is the name of an intermediate value (model/places.py). Places of attention weights have the statistics
 'entropy' and 'first_token' of each head. All other places have the statistic 'norm'. A statistic is the mean over all
-tokens of the validation split, without padding. The name of a metric is STATISTIC/PLACE or STATISTIC/PLACE/HEAD, for
-example 'entropy/encoder/layers_0/self_attention/weights/1'.
+tokens of the validation split, without padding and without hidden patches of series. The name of a metric is
+STATISTIC/PLACE or STATISTIC/PLACE/HEAD, for example 'entropy/encoder/layers_0/self_attention/weights/1'.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,14 @@ from input_pipeline.batches import Batch
 from input_pipeline.tokenizer import PAD
 from model.evaluation import Objective
 from model.losses import Sums
+from model.patches import visible_patches
 from model.places import PAIRS, argument_of, axes_of, observing
 
 PLACES = 'places'  # the entry of Sums.others with the sums of the statistics
 
 
-def tracked(objective: Objective, names: Sequence[str]) -> Objective:
-    """Returns an objective that adds the statistics of the places in `names` to the sums of `objective`.
+def tracked(objective: Objective, names: Sequence[str], module: Any) -> Objective:
+    """Returns an objective that adds the statistics of the places in `names` of `module` to the sums of `objective`.
 
     Evaluations use this objective.
     """
@@ -31,12 +33,13 @@ def tracked(objective: Objective, names: Sequence[str]) -> Objective:
 
     def observed(apply, params, batch, key):
         sums, captured = observing(objective, read=read)(apply, params, batch, key)
-        return sums.replace(others=sums.others | {PLACES: {name: place_sums(name, captured[name], batch)
+        return sums.replace(others=sums.others | {PLACES: {name: place_sums(name, captured[name], batch, module)
                                                            for name in names}})
     return observed
 
 
-def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch) -> dict[str, Float[Array, '...']]:
+def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch,
+               module: Any) -> dict[str, Float[Array, '...']]:
     """Returns {statistic: sum over the tokens of a batch} of a place. The entry 'count' is the number of tokens.
 
     'entropy' is the entropy of the attention weights of a query, in nats. 'first_token' is the weight on the first key
@@ -52,7 +55,7 @@ def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch) -> dic
     else:
         statistics, axes = {'norm': jnp.linalg.norm(value, axis=-1)}, axes[:-1]
     axis = 'query' if 'query' in axes else 'position'
-    real = _real(name, axis, batch)
+    real = _real(name, axis, batch, module, value.shape[axes.index(axis)] if axis in axes else None)
     if axis not in axes:
         real = real.any(axis=1)
     elif 'head' in axes:
@@ -64,12 +67,16 @@ def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch) -> dic
     return sums | {'count': counted.sum(axis=over, dtype=jnp.float32)}
 
 
-def _real(name: str, axis: str, batch: Batch) -> Bool[Array, 'batch #tokens']:
-    """Returns a mask that is False for padding: padding tokens of texts, and padding rows of images and series."""
+def _real(name: str, axis: str, batch: Batch, module: Any, tokens: int | None) -> Bool[Array, 'batch #tokens']:
+    """Returns a mask that is False for padding tokens of texts, padding rows, and hidden patches of series.
+
+    `tokens` is the number of tokens along `axis` of the place, or None if the place has no such axis.
+    """
     inputs = batch['inputs'][argument_of(name, axis, list(batch['inputs']))]
     if jnp.issubdtype(inputs.dtype, jnp.integer):
         return inputs != PAD
-    return (batch['weights'] > 0)[:, None]
+    real, visible = (batch['weights'] > 0)[:, None], batch['inputs'].get('visible')
+    return real if visible is None or tokens is None else real & visible_patches(visible, module.patch, tokens)
 
 
 def separated(sums: Sums) -> tuple[Sums, dict[str, float]]:

@@ -40,11 +40,13 @@ async function unpack(attention) {
 const groups = (row, merged) => merged ? row.words : row.pieces.map((piece, place) => [spelled(piece), place, place + 1]);
 
 // Returns weights [query][key]. The row of a word is the mean over its pieces; the column is the sum over its pieces.
+// Hidden patches are no queries, so their weights are 0.
 function table({shape, values}, layer, head, queries, keys) {
   const [, heads, rows, columns] = shape;
   const [from, to] = head === MEAN ? [0, heads] : [head, head + 1];
   return queries.map(([, top, bottom]) => {
     const sums = new Float64Array(keys.length);
+    if (item().hidden.includes(top)) return sums;
     for (let h = from; h < to; h++) for (let t = top; t < bottom; t++) {
       const begin = ((layer * heads + h) * rows + t) * columns;
       keys.forEach(([, left, right], key) => {
@@ -55,9 +57,10 @@ function table({shape, values}, layer, head, queries, keys) {
   });
 }
 
-// Returns the weights of a query over all keys, or of a key for all queries. Without a token, the mean over all queries.
+// Returns the weights of a query over all keys, or of a key for all queries. Without a token, the mean over the queries.
 function weightsOf(token) {
-  if (!token) return view.keys.map((_, key) => view.weights.reduce((sum, row) => sum + row[key], 0) / view.weights.length);
+  const count = view.weights.length - item().hidden.length;
+  if (!token) return view.keys.map((_, key) => view.weights.reduce((sum, row) => sum + row[key], 0) / count);
   return token.side === 'queries' ? [...view.weights[token.index]] : view.weights.map(row => row[token.index]);
 }
 

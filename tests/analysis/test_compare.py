@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,32 @@ def test_a_list_of_runs_is_compared_by_what_differs(sweep, monkeypatch):
     assert len(load_runs('~')) == 8 and load_runs(['~/seed=1'])[0].workdir == sweep / 'seed=1'
     (sweep / SWEEP).unlink()
     assert len(load_runs(sweep)) == 6
+
+
+def test_scores_of_models_that_were_not_trained_here_are_in_the_table(tmp_path):
+    for index, name in enumerate(['exported', 'imported', 'trained']):
+        write_run(tmp_path / name, {'optimizer.warmup': 10 + index}, 20.0 + index)
+    for name, parameters in ('exported', 'model.safetensors'), ('imported', 'checkpoints/0'):
+        (tmp_path / name / 'metrics.jsonl').unlink()
+        (tmp_path / name / parameters).mkdir(parents=True)
+    table = results_table(load_runs(tmp_path))
+    assert [(row['bleu'].mean, row['state']) for row in table.rows] == [
+        (20.0, 'not trained here'), (21.0, 'not trained here'), (22.0, 'finished')]
+    (tmp_path / 'exported/model.safetensors').rmdir()  # now it looks like a run without metrics yet
+    assert load_runs(tmp_path)[0].state == 'at step 0 of 100'
+
+
+def test_an_infinite_score_of_a_seed_has_no_deviation(tmp_path):
+    for name, options, perplexity in ('a', {'seed': 0}, math.inf), ('b', {'seed': 1}, 5.0), ('c', {
+            'model.norm': 'pre'}, 5.0):
+        write_run(tmp_path / name, options, 20.0, perplexity=perplexity)
+    runs = load_runs(tmp_path)
+    text = results_table(runs).markdown()
+    assert ' inf ± nan |' in text and ' **5.000** |' in text
+    figure = plot_varied(runs, 'perplexity')
+    figure.canvas.draw()
+    [axes] = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ['post', 'pre']
 
 
 def test_no_runs_are_an_error(tmp_path):

@@ -17,6 +17,7 @@ from analysis import explain
 from analysis.explain import STEPS, Attention, Explanation, Page, explain_example, explain_text, picture_of, words
 from inference.generate import Generator
 from inference.predict import Predictor
+from inference.predictions import Prediction
 from inference.text import Hypothesis, Output, TokenProbability
 from inference.translate import Translator
 from input_pipeline.input_format import InputFormat
@@ -110,6 +111,14 @@ def test_what_is_written_is_what_was_there(tmp_path):
     assert set(re.findall(r'https?://[^\'"]*', html)) == {'http://www.w3.org/2000/svg'}  # a name, never asked for
 
 
+@pytest.mark.parametrize('weight', [-0.01, 33.0, np.nan])
+def test_weights_that_the_page_cannot_show_are_refused(weight, tmp_path):
+    explanation = example()
+    explanation.attention[0].weights[0, 0, 0, 0] = weight
+    with pytest.raises(UserError, match='shows weights from 0 to 32, but this .* Remove the edit of the weights, or'):
+        Page(tmp_path / 'page.html', '', 1).add(explanation)
+
+
 def test_hostile_text_stays_text(tmp_path):
     page = Page(tmp_path / 'page.html', HOSTILE, 5)
     page.add(example(text=HOSTILE, pieces=(HOSTILE, '▁<b>')))
@@ -178,6 +187,16 @@ def test_a_translation_is_explained(translator):
                                    ('-3.000', '-2.000', 'f')]
 
 
+def test_the_titles_say_that_tokens_are_left_out(translator, monkeypatch):
+    answer = output('abcdef', 'gh')
+    weights = translator.attention(answer)
+    count = len(explain_text(translator, answer, weights).attention[0].keys)
+    monkeypatch.setattr(explain, 'MOST_TOKENS', 3)
+    cross = explain_text(translator, answer, weights).attention[0]
+    assert cross.titles == ('translation', f'source (first 3 of {count})')
+    assert cross.weights.shape[2:] == (3, 3) == (len(cross.queries), len(cross.keys))
+
+
 def test_a_continuation_is_explained_as_far_as_a_window_reaches(generator):
     explanation = explain_text(generator, answer := output('abc', 'defghijklmnopqrstuv'), generator.attention(answer))
     attention, = explanation.attention
@@ -241,6 +260,18 @@ def test_an_image_and_a_series_are_explained(space, classes, grid, first):
     assert explanation.texts[0] == (('class', classes[found.argmax()]) if classes
                                     else ('value', f'{found[0]:.6g} {found[1]:.6g}'))
     assert len(explanation.answers) == 3
+
+
+@pytest.mark.parametrize('tokens, hidden', [(3, [1]), (4, [2])], ids=['mean', 'class token'])
+def test_hidden_patches_of_a_series_are_marked(tokens, hidden, monkeypatch):
+    module = PatchTransformer(BLOCKS, num_layers=1, patch=2, outputs=2)
+    form = InputFormat((6, 1), Preprocessing([0.0], [1.0], None, None), ('a', 'b'), padded=True, missing=True)
+    series = np.array([[1.0], [2.0], [np.nan], [np.nan], [3.0], [np.nan]])  # the middle patch is hidden
+    model, weights = Predictor(module, {}, form), np.full((1, 2, tokens, tokens), 1 / tokens, np.float32)
+    monkeypatch.setattr(model, 'attention', lambda prediction: {'encoder': weights})
+    explanation = explain_example(model, Prediction(series, np.log([0.4, 0.6]), form))
+    assert explanation.hidden == hidden
+    assert explanation.attention[0].queries[-3:] == ['window 1', 'window 2 (hidden)', 'window 3']
 
 
 def test_a_picture_is_the_image():

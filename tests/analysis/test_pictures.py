@@ -13,6 +13,7 @@ from analysis.pictures import (
     confusion_figure,
     example_figure,
     heads_figure,
+    matrix_figure,
     save_figure,
 )
 from inference.predict import Predictor
@@ -76,6 +77,24 @@ def test_dollars_in_the_names_of_classes_are_no_formula(tmp_path):
     figure = example_figure(weights, image, (2, 2), ['layer 1'], '$100_$200^ 0.93')  # as a formula, this is an error
     assert figure.axes[0].get_title() == r'\$100_\$200^ 0.93'
     save_figure(figure, tmp_path / 'picture.png')
+
+
+def test_a_picture_is_saved_in_the_format_of_its_ending(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    figure = heads_figure({'encoder': np.array([[0.5]])}, 'exact match')
+    save_figure(figure, '~/new/picture.SVG')
+    assert '<svg' in (tmp_path / 'new/picture.SVG').read_text()
+    with pytest.raises(UserError, match='none/picture.number cannot be written: there is no format .number. Use .png'):
+        save_figure(figure, str(tmp_path / 'none/picture.number'))
+    assert not (tmp_path / 'none').exists()
+
+
+def test_the_labels_of_the_axes_say_that_tokens_are_left_out():
+    tokens = [*map(str, range(1000))]
+    matrix, _ = attention_figure(np.full((1, 3, 1000), 0.001, np.float32), tokens[:3], tokens, ['']).axes
+    assert (matrix.get_xlabel(), matrix.get_ylabel()) == ('keys (first 128 of 1,000)', 'queries')
+    matrix, _ = matrix_figure(np.ones((1000, 3)), tokens, tokens[:3], 'value').axes
+    assert (matrix.get_xlabel(), matrix.get_ylabel()) == ('', '(first 128 of 1,000)')
 
 
 def test_every_head_has_its_number_and_dark_is_much():

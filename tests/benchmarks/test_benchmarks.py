@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jax.profiler import ProfileData
 from benchmarks import scaling
 from benchmarks.operations import ops_of, place_of
 from benchmarks.ours import Translations, make_model
+from benchmarks.sentences import ready_run
 from benchmarks.trace import IDLE, costs_of
 from benchmarks.turns import System, Timed, agreement, check_peers, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS, Search, Workload
@@ -48,6 +50,8 @@ def lines(name, *arguments):
     ('decode', ['--turns=0'], 'error: --turns=0'),
     ('decode', ['--workdir=runs/demo'], 'error: --workdir does not apply to --workload=tiny. Use --workload=demo'),
     ('decode', ['--workload=demo', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
+    ('decode', ['--workload=demo', '--dtype=float32'], 'error: --dtype does not apply to --workload=demo. Remove'),
+    ('corpus', ['--folder=/proc'], 'error: --folder=/proc exists and is not empty. Use a new or an empty folder'),
 ])
 def test_bad_command_lines(name, arguments, message):
     done = command(name, *arguments)
@@ -65,6 +69,12 @@ def test_peers_that_are_refused(monkeypatch):
         check_peers(['json'], libraries, 'bfloat16')
     check_peers([], libraries, 'bfloat16')
     check_peers(['json'], libraries, 'float32')
+
+
+def test_a_run_on_a_gpu_is_not_compared_with_peers_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(jax, 'devices', lambda: [types.SimpleNamespace(platform='gpu', device_kind='H100')])
+    with pytest.raises(UserError, match='--peers: the peers use the CPU, but JAX uses H100. Set JAX_PLATFORMS=cpu'):
+        ready_run('runs/none', 'best', ['one'], {}, beside_peers=True)
 
 
 @pytest.mark.slow
@@ -288,8 +298,11 @@ def test_workloads_are_fixed():
 
 @pytest.mark.slow
 def test_the_cost_of_checkpoints(tmp_path):
-    [found] = lines('checkpoints', '--config=configs/demo.py', '--every=3', '--pairs=2', *TINY,
-                    f'--config.cache_dir={tmp_path}')
+    arguments = ['--config=configs/demo.py', '--every=3', '--pairs=2', *TINY, f'--config.cache_dir={tmp_path}']
+    [found] = lines('checkpoints', *arguments, '--config.train.matmul_precision=auto')
+    assert found['matmul_precision'] in ('default', 'bfloat16')
+    done = command('checkpoints', *arguments, '--config.train.frozen=nothing')  # the frozen parameters are read
+    assert done.returncode == 2 and "config.train.frozen: 'nothing' matches no parameter" in done.stderr
     assert found['ratio'] > 0 and found['held_s'] > 0 and found['every'] == 3 and len(found['ratios']) == 2
 
 

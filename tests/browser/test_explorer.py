@@ -327,6 +327,32 @@ def test_images_and_series(opened):
         picture(page, 'series')
 
 
+def test_hidden_patches_of_a_series_are_no_queries(opened):
+    windows = [f'window {1 + place}' for place in range(8)]
+    windows[3] += ' (hidden)'
+    each = attention('encoder', windows, windows, ('windows', 'windows'), False, 7)
+    each.weights[:, :, 3] = np.eye(8)[0]  # the largest weight of all, in the row of the hidden patch
+    series = np.cumsum(np.random.default_rng(0).normal(size=(64, 1)), axis=0)
+    expected = each.weights[-1].mean(0)
+    expected[3] = 0
+    with opened([Explanation(1, [('value', '1.5')], [each], [], [('output', 'value'), ('1', '1.5')],
+                             picture_of(series), (1, 8), [3])]) as page:
+        def shades():
+            return page.evaluate("tokens('queries').map(token => +token.style.getPropertyValue('--weight'))")
+
+        np.testing.assert_allclose(shades(), expected.sum(0) / expected.sum(0).max(), atol=0.02)
+        largest = page.locator('#matrix-title').inner_text().rpartition(': ')[2]
+        assert share(largest) == pytest.approx(expected.max(), abs=PRECISION)
+        opacity = page.evaluate('''() => {
+            const canvas = document.querySelector('#heads [aria-pressed=true] canvas');
+            return [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data]; }''')[3::4]
+        np.testing.assert_allclose(np.reshape(opacity, (8, 8)) / 255, expected / expected.max(), atol=0.02)
+        means = page.evaluate('weightsOf(null)')
+        np.testing.assert_allclose(means, expected.sum(0) / 7, atol=1 / 255)
+        page.locator('#patches .token').nth(3).click()
+        assert page.locator('#detail strong').inner_text() == 'window 4 (hidden)' and not any(shades())
+
+
 def test_200_sentences_open_at_once(opened):
     with opened(map(long, range(200))) as page:
         milliseconds = int(page.locator('html').get_attribute('data-ready'))

@@ -64,6 +64,13 @@ def test_both_sides_of_a_translation_are_searched_for_unknown_characters(caplog)
     assert '2 characters of the input are not' in caplog.text and 'character 2 of line 2' in caplog.text
 
 
+def test_a_character_may_be_unknown_on_one_side_only(caplog):
+    echo = Echo()
+    echo.tokenizers = {'source': LETTERS, 'target': CharTokenizer(json.dumps({'characters': 'ab\u00e9'}).encode())}
+    note_unknown(echo, [Output('c\u00e9', [7, UNK], [Hypothesis('c\u00e9', [UNK, 6], -1.0, -1.0)])], 'line')
+    assert "as <unk>: '\u00e9' (1), 'c' (1). The first is character 2 of line 1" in caplog.text
+
+
 def test_many_unknown_characters_are_listed_in_part_and_words_without_them_by_their_tokens(letters, caplog):
     note_unknown(letters, letters.forced_all([''.join(map(chr, range(0x4e00, 0x4e20)))]))
     assert caplog.messages[0].count('(1)') == 10 and 'and 22 more' in caplog.messages[0]

@@ -400,6 +400,12 @@ def test_a_prefix_that_cannot_begin_a_translation(source, prefix, avoid, says):
                                          prefixes=['', prefix])
 
 
+def test_a_prefix_with_more_tokens_than_learned_positions_can_only_be_shortened():
+    model = translator(Transformer(blocks(position='learned'), 1, SIZE, SIZE, max_length=6))
+    with pytest.raises(UserError, match=r'at most 6 tokens, .* \(config\.model\.max_length\)\. Shorten the prefix$'):
+        model.translate(['ab'], SearchOptions(extra_length=99), prefixes=['b' * 6])
+
+
 @pytest.mark.parametrize('avoid', ['one', ['  '], [''], [3], ['\ud800']])
 def test_what_is_no_phrase(avoid):
     with pytest.raises(UserError, match='avoid'):

@@ -231,9 +231,12 @@ def test_values_of_other_types_are_refused_where_nothing_checks_annotations():
 import numpy as np
 from runtime.errors import UserError
 from inference.text import SearchOptions, checked_texts
+from inference.translate import Translator
 calls = [lambda each=each: SearchOptions(**each) for each in (
     {'beam': 2.5}, {'beam': True}, {'seed': 1.5}, {'extra_length': '2'}, {'alpha': None}, {'top_p': float('nan')})]
-for call in [*calls, lambda: checked_texts(['one', 3]), lambda: checked_texts([None])]:
+pairs = [lambda pairs=pairs: Translator.forced_all(None, pairs) for pairs in (
+    ('ab', 'cd'), ['ab', 'cd'], 'ab', [('a', 'b'), ('a', 'b', 'c')], [('a', 3)])]
+for call in [*calls, lambda: checked_texts(['one', 3]), lambda: checked_texts([None]), *pairs]:
     try:
         call()
     except UserError as error:
@@ -245,7 +248,10 @@ print(SearchOptions(beam=np.int64(3), alpha=1).beam)
         'beam=2.5 must be a whole number', 'beam=True must be a whole number', 'seed=1.5 must be a whole number',
         "extra_length='2' must be a whole number", 'alpha=None must be a number', 'top_p=nan must be a number',
         'text 2 is 3: must be a string that UTF-8 can encode',
-        'text 1 is None: must be a string that UTF-8 can encode', '3'], done.stderr
+        'text 1 is None: must be a string that UTF-8 can encode',
+        *(f'pair {pair}: must be (source, target). Use a list of pairs, [(source, target), ...]'
+          for pair in ("1 is 'ab'", "1 is 'ab'", "1 is 'a'", "2 is ('a', 'b', 'c')")),
+        'text 2 is 3: must be a string that UTF-8 can encode', '3'], done.stderr
 
 
 # Files.

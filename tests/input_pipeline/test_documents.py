@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -75,6 +76,10 @@ def test_a_split_of_many_files_and_folders(tmp_path):
 
     assert train('news-*') == ['news-1', 'news-10', 'news-2'], 'of files, not of folders'
     assert train('books,news-3,news-?') == ['books', 'in a folder', 'news-1', 'news-2']
+    assert train(f'books,{tmp_path}/news-?') == ['books', 'news-1', 'news-2']
+    for names, missing in (('d-*', 'd-*'), ('books,d-*', 'd-*'), ('books, news-*', ' news-*'), ('books,d', 'd')):
+        with pytest.raises(UserError, match=re.escape(f'must have {missing}.txt, {missing}.txt.gz or a folder')):
+            train(names)
     with pytest.raises(UserError, match='has an empty name'):
         train('books,')
 

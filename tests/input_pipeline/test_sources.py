@@ -103,12 +103,14 @@ def test_a_split_of_many_files(tmp_path):
     assert read('b-*') == ['eins', 'zehn', 'zwei']
     assert read('a,b-?,c') == ['null', 'eins', 'zwei', 'Tabelle']
     assert read('b-2') == ['zwei']
+    assert read(f'c,{tmp_path}/b-?') == ['Tabelle', 'eins', 'zwei']
     (tmp_path / 'b-2.de').unlink()
     for names in ('b-*', 'a,b-2'):
         with pytest.raises(UserError, match='b-2.de .* does not exist'):
             read(names)
-    with pytest.raises(UserError, match=r'has no files d-\*'):
-        read('d-*')
+    for names, missing in (('d-*', 'd-*'), ('a,d-*', 'd-*'), ('a, b-*', ' b-*'), ('a,d', 'd')):
+        with pytest.raises(UserError, match=re.escape(f'/{missing}.en (or {missing}.en.gz) does not exist')):
+            read(names)
     (tmp_path / 'a.de').write_text('null\nmore\n')
     with pytest.raises(UserError, match=r'a\.en has 1 lines but .*a\.de has 2'):
         read('a')

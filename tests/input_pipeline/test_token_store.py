@@ -343,6 +343,18 @@ def test_a_damaged_tokenizer_in_the_cache_is_learned_again(damage, tmp_path, log
     assert 'tokenizer.model' in logged.text and 'The folder is built again' in logged.text
 
 
+def test_a_folder_that_another_process_removes_is_built_again(tmp_path):
+    folder, removals = tmp_path / 'folder', iter((True, False))
+
+    def build():
+        builds.build_once(folder, lambda temporary: (temporary / 'file').write_text('content'))
+        if next(removals):  # as another process does if it has found the folder damaged
+            shutil.rmtree(folder)
+
+    assert builds.open_built(folder, build, lambda folder, _: (folder / 'file').read_text()) == 'content'
+    assert [path.name for path in tmp_path.iterdir()] == ['folder']
+
+
 def test_a_copied_store_is_verified_once(tokenizers, tmp_path, monkeypatch):
     open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path / 'one')
     shutil.copytree(tmp_path / 'one', tmp_path / 'two')

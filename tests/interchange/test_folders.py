@@ -125,6 +125,15 @@ def test_an_export_names_the_start_token_that_its_format_merges_with_the_end_tok
     np.testing.assert_array_equal(read[EOS], table[EOS])
 
 
+@pytest.mark.parametrize('to, quantization, message', [
+    ('onnx', None, '--to=onnx: there is no such format. Use ctranslate2, huggingface, safetensors'),
+    ('safetensors', 'int8', '--quantization does not apply to --to=safetensors. Remove'),
+    ('ctranslate2', 'int3', '--quantization=int3: there is no such type. Use float32, int8, float16')])
+def test_the_format_of_an_export_is_checked_before_the_run_is_read(to, quantization, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        export(tmp_path / 'none', tmp_path / 'new', to, quantization=quantization)
+
+
 def test_a_full_disk_leaves_nothing_of_an_export(tmp_path, monkeypatch):
     def full(trained, folder):
         (folder / 'model.bin').write_bytes(b'truncated')

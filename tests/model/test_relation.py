@@ -142,6 +142,26 @@ def test_the_fused_kernel_says_what_it_cannot_do():
         MultiHeadAttention(1, 4, 4, 4, kernel='fused', score='additive').init(jax.random.key(0), x, x)
 
 
+@pytest.mark.parametrize('target, source, width, more, implementation', [
+    (4, 6, 8, ['mask'], 'cudnn'), (4, 6, 128, ['mask', 'bias'], 'cudnn'), (4, 4, 8, [], 'cudnn'),
+    (3, 6, 8, ['mask'], 'xla'), (4, 5, 8, [], 'xla'), (4, 6, 12, [], 'xla'), (4, 6, 136, [], 'xla')])
+def test_the_kernel_of_gpus_gets_only_shapes_that_it_supports(target, source, width, more, implementation, monkeypatch):
+    calls = []
+
+    def kernel(query, key, value, *, bias, mask, scale, implementation):
+        assert all(array is None or array.shape[2:] == (target, source) for array in (bias, mask))
+        calls.append(implementation)
+        return query
+
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', kernel)
+    query, key = (jnp.ones((2, length, 4, width), jnp.bfloat16) for length in (target, source))
+    arguments = {'mask': Relation(visible=jnp.ones((2, source), bool)).whole_mask(),
+                 'bias': jnp.zeros((1, 4, target, source))}
+    fused_attention(query, key, key, **{name: arguments[name] for name in more})
+    assert calls == [implementation]
+
+
 @pytest.mark.parametrize('length, chunk, size', [(1, 512, 1), (7, 512, 7), (7, 4, 4), (7, 7, 7), (6, 5, 3)])
 def test_the_chunked_kernel_pads_fewer_queries_than_it_has_chunks(length, chunk, size):
     query, key, value = query_key_value()

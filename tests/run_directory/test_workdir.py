@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import inference
+from configs import base
 from input_pipeline.data import open_data
 from run_directory import workdir as run_directory
 from run_directory.records import read_config
@@ -195,6 +196,30 @@ def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
     data = inference.load(tmp_path / 'run').data()
     changed = run_directory.changed_data(tmp_path / 'run', data, ['validation', 'test'])
     assert changed == ['validation: validation.npz']
+
+
+def test_test_sets_can_be_added_only_if_held_out_test_data_stays_held_out(tmp_path, cache):
+    (tmp_path / 'train.tsv').write_text(''.join(f'number {number}\tnombre {number}\n' for number in range(60)))
+    for name in 'ab':
+        (tmp_path / f'{name}.tsv').write_text('one\tun\n')
+
+    def opened(names):
+        config = base.get_config()
+        config.update_from_flattened_dict({
+            'cache_dir': str(cache), 'data.source': 'files', 'data.dir': str(tmp_path), 'data.tokenizer.kind': 'char',
+            'data.splits.test': names})
+        with RunDirectory(str(tmp_path / 'run'), config) as directory:
+            data = open_data(config)
+            directory.check_data(data)
+            if not directory.resumed:
+                directory.claim(config, data, lambda *_: None)
+        return data
+
+    before = opened('test').pairs('test')
+    with pytest.raises(UserError, match=r'splits\.test=a,b: the test data that was held out .* Use test,a,b$'):
+        opened('a,b')
+    after = opened('test,a,b')
+    assert after.pairs('test') == before and len(before) == 6 and after.pairs('b') == [('one', 'un')]
 
 
 def test_the_data_of_a_renamed_folder_is_unchanged(tmp_path, cache):

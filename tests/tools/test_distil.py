@@ -85,27 +85,29 @@ def test_the_pairs_stay_as_they_are_if_asked(run, data, tmp_path):
     assert len(lines_of(tmp_path / 'both', 'distilled.xx')) == 4
 
 
-def test_held_out_splits_keep_their_names(run, data, tmp_path, caplog):
+def test_held_out_splits_keep_their_names_and_equal_names_are_numbered(run, data, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     teacher = inference.load(run[0])
-    for old, new in (('train', 'train'), ('validation', 'dev'), ('test', 'test_1'), ('validation', 'test_2')):
+    for old, new in (('train', 'train'), ('validation', 'dev'), ('test', 'test_1'), ('validation', 'test_2'),
+                     ('test', 'de-v')):
         for side in 'en', 'xx':
             shutil.copy(data / f'{old}.{side}', tmp_path / f'{new}.{side}')
     with teacher.config.unlocked():
         teacher.config.data.update(dir=str(tmp_path))
-        teacher.config.data.splits.update(validation='de[v]', test='test_1,test_2,test_3')
+        teacher.config.data.splits.update(validation='de[v]', test='test_1,test_2,test_3,de-v')
     options = inference.text.search_options(teacher.config, method='beam', beam=1)
     new = tmp_path / 'a student'
     write_corpus(teacher, Echo(), new, options)
     assert {path.name for path in new.iterdir()} == {
-        f'{split}.{side}' for split in ('train', 'de-v', 'test_1', 'test_2') for side in ('en', 'xx')}
-    assert (new / 'test_2.xx').read_bytes() == (data / 'validation.xx').read_bytes()
+        f'{split}.{side}' for split in ('train', 'de-v', 'test_1', 'test_2', 'de-v-2') for side in ('en', 'xx')}
+    for name, split in (('de-v', 'validation'), ('test_2', 'validation'), ('de-v-2', 'test')):
+        assert (new / f'{name}.xx').read_bytes() == (data / f'{split}.xx').read_bytes()
     assert lines_of(new, 'train.xx') == [line for line in lines_of(data, 'train.en') if len(line) <= 100]
     assert 'test_3 is not written' in caplog.text
     flags = shlex.split(re.search('train.py (.*)', caplog.text)[1])
     assert flags == [f'--config.data.{option}' for option in (
         'source=files', f'dir={new}', 'source_lang=en', 'target_lang=xx', 'splits.train=train',
-        'splits.validation=de-v', 'splits.test=test_1,test_2')]
+        'splits.validation=de-v', 'splits.test=test_1,test_2,de-v-2')]
 
 
 def test_pairs_within_a_language_are_written_as_tables(tmp_path):

@@ -139,6 +139,7 @@ def test_white_space_is_that_of_python():
     ('0-1 1:0', "train.align:1: '1:0' is not a link. Write links as SOURCE-TARGET"),
     ('0-1 2-0', "train.align:1: 2-0 links source word 2, but the source has only 2 words"),
     ('0-2', 'train.align:1: 0-2 links target word 2, but the target has only 2 words'),
+    pytest.param('0-' + '9' * 5000, "train.align:1: '0-9{38}' is not a link", id='a number of 5000 digits'),
     ('', None)])
 def test_wrong_links_are_refused_with_file_and_line(line, message, folder, tmp_path):
     (folder / 'train.align').write_text(''.join(f'{text}\n' for text in [line, *LINES[1:]]))

@@ -150,6 +150,14 @@ def test_heads_of_keys_fewer_than_devices_are_stored_in_shares():
         assert {math.prod(shard.data.shape) for shard in kernel.addressable_shards} == {kernel.size // 4}
 
 
+@pytest.mark.parametrize('mode, devices', [(Mode(data=8), 8), (Mode(data=8, mode='pmap'), 1)], ids=str)
+def test_the_tiles_of_the_loss_are_for_the_devices_that_share_the_rows_of_a_program(mode, devices, monkeypatch):
+    shared = []
+    monkeypatch.setattr('training.compiled.forward', lambda module, devices: shared.append(devices))
+    compiled(mode)
+    assert shared == [devices]
+
+
 def test_the_padding_of_a_vocabulary_is_in_the_program_only():
     boxed = {'table': nn.LogicallyPartitioned(jax.ShapeDtypeStruct((37, 16), jnp.float32), ('vocab', 'embed')),
              'keys': nn.LogicallyPartitioned(jax.ShapeDtypeStruct((16, 2, 8), jnp.float32), ('embed', 'heads', 'kv'))}

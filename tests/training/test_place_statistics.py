@@ -1,13 +1,17 @@
 """Statistics of places at evaluations: they equal NumPy's, and a training without them is the same bit for bit."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import inference
 import training
+from model.blocks import BlockConfig
+from model.patches import PatchTransformer
 from model.places import observing
 from runtime.errors import UserError
+from tests.model.helpers import normal, random_params
 from tests.random_run import random_run
 from tests.tiny_run import outcome, tiny_config
 from training.place_statistics import place_sums
@@ -65,7 +69,7 @@ def test_padding_is_not_counted():
     values = run.inspect(pairs, names)
     for name in names:
         arrays = [each[name].values for each in values]
-        sums = place_sums(name, captured[name], batch)
+        sums = place_sums(name, captured[name], batch, run.model.module)
         count = np.asarray(sums.pop('count'))
         axis = 0 if name.endswith('keys') or name == 'decoder/layers_1' else 1
         assert (count == sum(array.shape[axis] for array in arrays)).all()
@@ -88,9 +92,27 @@ def test_documents_of_one_row_have_the_statistics_of_separate_rows():
     names = ['encoder/layers_1/self_attention/weights', 'encoder/layers_0']
     apply = jax.jit(observing(run.model.module.apply, read=names.__contains__))
     one, other = ([place_sums(name, apply({'params': run.model.params}, **inputs)[1][name],
-                              {'inputs': inputs, 'targets': None, 'weights': None}) for name in names]
-                  for inputs in (packed, separate))
+                              {'inputs': inputs, 'targets': None, 'weights': None}, run.model.module)
+                   for name in names] for inputs in (packed, separate))
     jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, rtol=1e-5), one, other)
+
+
+@pytest.mark.parametrize('pooling, tokens', [('mean', 6), ('class_token', 8)])
+def test_hidden_patches_of_series_are_not_counted(pooling, tokens):
+    """Of the second series, only two of the four patches are visible. The third example is a padding row."""
+    module = PatchTransformer(BlockConfig(d_model=8, d_ff=8, num_heads=2, d_k=4, d_v=4), 1, 2, 3, pooling=pooling)
+    visible = np.arange(8) < np.array([[8], [3], [8]])
+    inputs = {'inputs': normal(0, 3, 8, 1), 'visible': jnp.asarray(visible)}
+    names = [WEIGHTS, 'embedding', 'pooled']
+    apply = jax.jit(observing(module.apply, read=names.__contains__))
+    _, captured = apply({'params': random_params(module, **inputs)}, **inputs)
+    batch = {'inputs': inputs, 'targets': None, 'weights': jnp.array([1.0, 1.0, 0.0])}
+    sums = {name: place_sums(name, captured[name], batch, module) for name in names}
+    assert [sums[name]['count'].tolist() for name in names] == [[tokens, tokens], 6, 2]
+    weights = np.asarray(captured[WEIGHTS])
+    second = weights[1, :, :tokens - weights.shape[2]]  # the visible queries are the first
+    expected = entropies(weights[0]).sum(axis=1) + entropies(second).sum(axis=1)
+    np.testing.assert_allclose(sums[WEIGHTS]['entropy'], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize('options, message', [
