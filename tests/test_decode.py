@@ -46,6 +46,7 @@ answering.answer_file(Request(input='-'), Slow(), SearchOptions(), None)
 '''
 
 
+@pytest.mark.slow
 def test_what_is_told_of_the_time_is_compiling_apart_from_answering():
     done = subprocess.run([sys.executable, '-c', ANSWERING], cwd=ROOT, input='one\n' * 10, capture_output=True,
                           text=True, timeout=120)
@@ -277,6 +278,7 @@ def test_an_output_that_cannot_be_written_is_explained(run, tmp_path, output, me
     assert list(tmp_path.iterdir()) == [] and stat.S_ISCHR(os.stat('/dev/full').st_mode)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_decoding(run):
     process = subprocess.Popen([sys.executable, 'decode.py', f'--workdir={run[0]}', '--input=-', '--method=greedy'],
                                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -325,6 +327,7 @@ def scoring(tmp_path, monkeypatch):
     return score_pairs
 
 
+@pytest.mark.slow
 def test_references_longer_than_a_translation_are_scored_in_their_buckets(scoring):
     """They are scored as in the perplexity: the log-probabilities of both references are the whole cross-entropy."""
     references = ['eno', 'x' * 40]
@@ -340,6 +343,7 @@ def test_a_missing_training_split_is_told_before_a_split_is_translated(scoring):
         scoring(Request(split='test', by='frequency'), {'test': [('one', 'eno')]}, translate=None)
 
 
+@pytest.mark.slow
 def test_an_empty_translation_has_the_attention_of_its_end_token(tmp_path):
     model, page = random_run('transformer').model, Page(tmp_path / 'page.html', '', 5)
     request = Request(input='-', score=True, format='jsonl', attention=True, pictures=str(tmp_path / 'pictures'))
@@ -357,6 +361,7 @@ def test_home_folders_in_the_names_of_files_are_expanded(monkeypatch, tmp_path):
     assert Request(input='-').input == '-' and Request(input='./-').input == './-'  # stdin, and a file
 
 
+@pytest.mark.slow
 def test_no_pictures_are_drawn_if_their_number_is_0(scoring, tmp_path):
     request = Request(split='test', pictures=str(tmp_path / 'pictures'), picture_count=0)
     assert scoring(request, {'test': [('one', 'eno')]})['n'] == 1

@@ -187,6 +187,7 @@ def test_a_signal_before_the_loop_ends_at_once(tmp_path, cache, monkeypatch, sai
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once_even_where_python_waits(number):
     # The main thread is busy in C, as in a compilation, so no Python handler runs.

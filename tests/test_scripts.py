@@ -149,6 +149,7 @@ def test_a_run_directory_from_elsewhere_runs_no_code(run, tmp_path):
     assert (tmp_path / 'canary').exists()  # it would have
 
 
+@pytest.mark.slow
 def test_loading_and_decoding_unpickle_nothing(run):
     code = """
 import sys

@@ -367,6 +367,7 @@ def test_a_real_sweep_killed_half_way(tmp_path):
     assert all(float(row['bleu']) >= 0 and int(row['parameters']) > 1000 and int(row['tokens/s']) > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_where_files_cannot_be_locked_and_says_so(bench, monkeypatch):
     (bench / 'sitecustomize.py').write_text("""
 import errno, fcntl

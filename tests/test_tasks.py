@@ -45,6 +45,7 @@ def test_a_language_model_is_scored_in_bits_per_character(language_run):
     assert len(results['samples']) == 3
 
 
+@pytest.mark.slow
 def test_a_prompt_is_continued_beyond_the_window(language_run, tmp_path):
     done = script('decode.py', f'--workdir={language_run}', '--input=-', '--method=greedy', '--extra_length=40',
                   f'--pictures={tmp_path}', '--look=encoder:1:mean', f'--explain={tmp_path / "page.html"}',

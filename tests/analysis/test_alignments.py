@@ -127,6 +127,7 @@ def trained(folder):
     return run
 
 
+@pytest.mark.slow
 def test_long_validation_pairs_are_skipped_with_their_links(tmp_path):
     run = trained(tmp_path)
     run.model.max_length = 8
@@ -155,6 +156,7 @@ def test_without_the_data_of_the_training_the_layer_before_the_last_is_read(tmp_
     assert best_head(run) == Head(0)
 
 
+@pytest.mark.slow
 def test_of_data_without_gold_links_the_layer_before_the_last_is_read(tmp_path):
     run = trained(tmp_path)
     run.data = lambda: types.SimpleNamespace(pairs=lambda split: [('a', 'b')], has_links=lambda split: False)

@@ -197,6 +197,7 @@ def test_the_titles_say_that_tokens_are_left_out(translator, monkeypatch):
     assert cross.weights.shape[2:] == (3, 3) == (len(cross.queries), len(cross.keys))
 
 
+@pytest.mark.slow
 def test_a_continuation_is_explained_as_far_as_a_window_reaches(generator):
     explanation = explain_text(generator, answer := output('abc', 'defghijklmnopqrstuv'), generator.attention(answer))
     attention, = explanation.attention

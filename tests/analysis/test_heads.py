@@ -76,6 +76,7 @@ def test_gates_keep_the_edits_of_the_run(heads):
     assert factors({PLACE: np.array([1, 0, 2, 1])}).tolist() == [0.25, 0, 0.5, 0.25]
 
 
+@pytest.mark.slow
 def test_the_importance_reads_long_pairs_as_the_perplexity_does():
     run = random_run('transformer', num_layers=1, position='learned', max_length=16)
     heads, source, target = GatedHeads(run), 'a source of 33 tokens in 33 bytes', 'a target of 33 tokens in 33 bytes'

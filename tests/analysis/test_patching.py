@@ -33,6 +33,7 @@ def test_an_entry_is_the_log_probability_after_one_patch_and_all_patches_restore
         patching_map(run, 'ab', 'xyz', 'target')
 
 
+@pytest.mark.slow
 def test_a_sentence_patched_with_itself_has_no_defined_effects(run):
     found = patching_map(run, 'ab', 'ab', 'target')
     np.testing.assert_allclose(found.log_probs, found.clean, rtol=1e-5)
@@ -94,6 +95,7 @@ def test_all_paths_together_are_activation_patching(run):
         output.hypotheses[0].log_prob for output in run.forced([('ab', TARGET), ('xy', TARGET)])], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_edits_of_an_edited_run_are_kept(run):
     edited = run.edited([Edit('scale', 'decoder', 0.5)])
     found = path_patching(edited, 'ab', 'xy', TARGET, 'encoder', 'decoder', held=[])
@@ -115,6 +117,7 @@ def test_one_path_is_the_pass_with_all_other_values_frozen(run):
                                rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_sentences_of_the_same_shape_compile_nothing(run):
     places = 'encoder/layers_0/self_attention/heads'
     calls = [lambda *texts: patching_map(run, *texts, places), lambda *texts: attribution_map(run, *texts, places),
@@ -127,6 +130,7 @@ def test_other_sentences_of_the_same_shape_compile_nothing(run):
     assert compile_time.seconds == before
 
 
+@pytest.mark.slow
 def test_a_path_that_does_not_exist_has_no_effect(run):
     later, earlier = 'encoder/layers_1', 'encoder/layers_0/feed_forward'
     found = path_patching(run, 'ab', 'xy', TARGET, [later, f'{CROSS}/heads'], earlier, held=[])

@@ -238,6 +238,7 @@ def test_few_sentences_are_divided_among_the_threads(batch_size, threads, count,
     assert batches.rows_per_thread(batch_size, threads, count) == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('batch_size, count, sizes', [
     (60, 80, [32, 60]), *(pytest.param(*case, marks=pytest.mark.slow) for case in [
         (100, 180, [32, 50, 50, 50]), (200, 210, [16, 100, 100]), (200, 190, [100, 100])])])

@@ -92,6 +92,7 @@ def scored(run, before, hypothesis):
     return float(log_probs[len(before) - 1:].sum())
 
 
+@pytest.mark.slow
 def test_documents_of_one_row_are_edited_like_separate_rows(runs):
     weights = 'encoder/layers_1/self_attention/weights'
     edited = runs['language_model'].edited([
@@ -187,6 +188,7 @@ def test_the_mean_over_test_includes_all_test_sets_and_long_references(runs):
     np.testing.assert_allclose(mean, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_weights_are_scaled_by_a_number_for_each_head(runs):
     place, scales = f'{CROSS}/weights', [[[0.5]], [[2.0]]]
     [plain], [scaled] = (run.inspect([('a', 'bc')], place) for run in (
@@ -202,6 +204,7 @@ def test_images_and_inputs_of_another_form_are_refused(runs):
         run.inspect(np.zeros((2, 4, 4, 1)), 'encoder')
 
 
+@pytest.mark.slow
 def test_images_are_edited_too(runs):
     images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
     run = runs['patches']
@@ -211,6 +214,7 @@ def test_images_are_edited_too(runs):
         edited.predict(images).outputs, np.tile(run.predict(images[1:2]).outputs, (3, 1)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_numbers_compile_nothing(runs):
     edited = runs['transformer'].edited([Edit('scale', 'decoder', 2.0)])
     pair = [('a', 'b')]

@@ -98,6 +98,7 @@ def test_log_probabilities_of_a_search_are_means_of_the_members_by_teacher_forci
     assert max(len(tokens) for _, tokens in pairs) < 14  # the least that the members' positions reach
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', [
     name if name == 'samples' else pytest.param(name, marks=pytest.mark.slow) for name in SEARCHES])
 def test_it_continues_a_text_as_the_mean_does(method):
@@ -126,6 +127,7 @@ def test_a_model_with_itself_is_that_model(make, method):
                                    [each.log_prob for each in other.hypotheses], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_its_attention_is_refused_and_its_probabilities_are_had():
     model = answerer(*translators())
     output, = model.translate(['abc'])

@@ -79,6 +79,7 @@ def test_pairs_in_batches_have_the_log_probability_of_each_alone(translating, mo
             found.hypotheses[0].log_prob, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_an_empty_text_of_subwords_is_its_end_token_alone():
     tokenizer = train_tokenizer(['the cat and the dog'] * 9, kind='bpe', vocab_size=275, split_digits=False,
                                 normalization='identity')

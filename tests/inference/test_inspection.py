@@ -58,6 +58,7 @@ def test_impossible_requests_are_refused(given, place, limit, message, run):
         run.inspect(given, place, OPTIONS, limit)
 
 
+@pytest.mark.slow
 def test_many_texts_are_read_in_parts_and_from_any_iterable(run, monkeypatch):
     def counted(model, rows, names, values=inspection._values):
         parts.append(len(rows))

@@ -79,6 +79,7 @@ def test_of_a_translation_at_its_limit_or_not(translating, search):
     assert at_limit.mean() > 0.05 and (search in ('greedy', 'cool sample') or at_limit.mean() < 0.95)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('search', [name if name == 'sample' else pytest.param(name, marks=pytest.mark.slow)
                                     for name in SEARCHES])
 def test_without_extra_length_a_translation_may_be_as_long_as_its_source(translating, search):
@@ -142,6 +143,7 @@ def test_of_a_continuation_that_windows_are_joined_to(generating, method):
     assert max(lengths) > 12  # beyond the first window
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', [pytest.param('greedy', marks=pytest.mark.slow), 'sample'])
 def test_a_continuation_does_not_depend_on_its_neighbours(generating, method):
     """Of prompts of many lengths, some of them longer than a window: each fills its own windows."""
@@ -166,6 +168,7 @@ class Pairs(PairData):
         return self._pairs
 
 
+@pytest.mark.slow
 def test_a_split_that_learned_positions_do_not_reach_is_cut_and_scored_as_it_says_before(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
     model = translator(Transformer(dataclasses.replace(BLOCKS, position='learned'), 1, SIZE, SIZE, max_length=8))

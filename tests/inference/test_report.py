@@ -180,6 +180,7 @@ def test_unknown_characters_of_a_split_are_counted_in_its_results(letters, caplo
     assert 'unknown_tokens' not in results
 
 
+@pytest.mark.slow
 def test_a_split_whose_documents_the_tokenizer_changes_is_said_to_be_incomparable(caplog, monkeypatch):
     folded = train_tokenizer(['Abc abc.'] * 9, kind='bpe', vocab_size=266, split_digits=False, normalization='nfkc_cf')
     split = Validation([[[BOS, 5, 6, 6]]], ['abc', 'Abc', 'abc'])

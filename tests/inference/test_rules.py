@@ -312,6 +312,7 @@ def test_forms_of_a_word():
         assert not avoided(text), text
 
 
+@pytest.mark.slow
 def test_what_is_avoided_where_characters_are_cut_into_bytes():
     """Random characters and bytes: what the automaton says is what a regular expression says of the decoded text."""
     phrases, first = ('من', 'नाम', 'নাম', 'name', '٣٤', '猫'), UNK + 1
@@ -364,6 +365,7 @@ def test_a_space_ends_the_word_of_a_prefix():
     assert begin_words(tokenizer).sum() > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['unigram', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('bpe', 'char'))])
 @pytest.mark.parametrize('numbered', [
     pytest.param(False, id='alone', marks=pytest.mark.slow), pytest.param(True, id='with a vocabulary beside it')])

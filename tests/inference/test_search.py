@@ -161,6 +161,7 @@ def test_greedy_takes_the_most_probable_token():
         assert tokens_of(found.tokens[sentence, 0]) == tuple(tokens)
 
 
+@pytest.mark.slow
 def test_a_wider_beam_finds_no_worse():
     scores = [np.asarray(run_beam(beam=beam).scores[:, 0]) for beam in (1, 2, 4, 8, 64)]
     best = [every_hypothesis(sentence, LENGTH, 0.6)[0][0] for sentence in range(BATCH)]
@@ -260,6 +261,7 @@ def test_the_largest_are_top_ks_with_ties_and_in_any_number(size, count, parts, 
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_largest_of_a_vocabulary_are_top_ks():
     logits = jax.random.normal(jax.random.key(0), (5, 8003)).astype(jnp.bfloat16).astype(jnp.float32)  # many ties
     for count in (1, 4, 7, 300):

@@ -92,6 +92,7 @@ def test_depends_on_the_seed_alone(corpus):
     assert {split: [tuple(pair) for pair in rows] for split, rows in json.loads(output).items()} == corpus
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_sentences(corpus):
     sizes = {'train': 50}
     drawn = [builtin.make_corpus(seed=seed, sizes=sizes)['train'] for seed in (1, -1)]

@@ -86,6 +86,7 @@ def test_all_cores_build_what_one_does(folder, tmp_path, monkeypatch):
     assert len(TokenStore(tmp_path / 'store')) > 500
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_of_an_interrupted_build_is_built_again(folder, tmp_path, monkeypatch, logged):
     def damage(parts):
         tokens = parts[1] / 'source.tokens'
@@ -104,6 +105,7 @@ def test_a_large_text_without_a_row_that_is_kept(folder, tmp_path):
     assert contents(build_together(tmp_path / 'store', *parts(folder, 2))) == at_once(folder, tmp_path / 'once', 2)
 
 
+@pytest.mark.slow
 def test_documents_too_and_subwords(folder, tmp_path):
     texts = (folder / 'train.en').read_text().splitlines()
     tokenizer = train_tokenizer(texts, kind='bpe', vocab_size=300, split_digits=False, normalization='identity')

@@ -79,6 +79,7 @@ def test_a_run_with_edits_is_exported_only_in_our_own_format(format, tmp_path):
     assert inference.load(tmp_path / 'export').config.train.edits == trained.config.train.edits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['gpt2', 'marian', 'llama'])
 def test_a_model_whose_heads_do_not_divide_its_width_is_refused(name, tmp_path):
     with pytest.raises(UserError, match='config.model.d_model=66: .* needs a multiple of num_heads=4'):
@@ -86,6 +87,7 @@ def test_a_model_whose_heads_do_not_divide_its_width_is_refused(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_llama_accepts_equal_widths_of_keys_and_values(tmp_path):
     trained = small_model('llama', tmp_path, d_model=64, d_k=16, scale_embeddings=False)
     write_huggingface(trained, tmp_path)
@@ -146,6 +148,7 @@ def test_a_full_disk_leaves_nothing_of_an_export(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ['run']
 
 
+@pytest.mark.slow
 def test_weights_of_nan_are_imported_only_when_asked_for_and_a_search_names_the_run(tmp_path):
     write_small('gpt2', tmp_path / 'model')
     path = tmp_path / 'model' / 'model.safetensors'

@@ -60,6 +60,7 @@ def test_sums_and_gradients_are_those_of_the_logits(monkeypatch, form, shape, ti
         assert not biased or np.all(grads.table[jnp.array(ABSENT_TOKENS)] == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tile', [pytest.param(1 << 20, marks=pytest.mark.slow), 1000])
 def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
     monkeypatch.setattr(tiled, 'TILE', tile)
@@ -152,6 +153,7 @@ def test_a_gradient_that_a_tiled_loss_lacks_raises():
     assert np.all(gradient > 0)  # logits have this gradient
 
 
+@pytest.mark.slow
 def test_the_accuracy_of_a_tiled_loss_may_be_in_what_is_differentiated():
     projection, targets, weights = random_inputs()
 

@@ -60,6 +60,7 @@ def test_packed_documents_do_not_see_each_other(position):
     close(packed[:, 3:], model.apply(variables, TOKENS[:1, 3:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('position', SCHEMES)
 def test_a_longer_sequence_runs_or_is_refused(position):
     model, variables = language_model(position)

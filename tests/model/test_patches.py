@@ -139,7 +139,7 @@ def plain_forward(params, inputs, patch, norm, position, pooling):
 
 @pytest.mark.parametrize('kind', INPUTS)
 @pytest.mark.parametrize('norm', [NORMS[0], *(pytest.param(norm, marks=pytest.mark.slow) for norm in NORMS[1:])])
-@pytest.mark.parametrize('position', [*ADDED, 'none'])
+@pytest.mark.parametrize('position', [*ADDED, pytest.param('none', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('pooling', POOLINGS)
 def test_forward_pass_is_the_equations(kind, norm, position, pooling):
     inputs, patch, stem = INPUTS[kind]
@@ -159,6 +159,7 @@ def test_without_positions_the_order_of_windows_is_invisible(position):
     assert not np.allclose(outputs, shifted, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_sizes_other_than_those_of_the_training_need_no_learned_table():
     model, variables = build(SERIES, 4, tiny(position='sinusoidal'))
     assert model.apply(variables, normal(3, 2, 20, 2)).shape == (2, 5)
@@ -185,6 +186,7 @@ def test_attention_can_be_watched():
     assert weights.shape == (2, 2, 5, 5)  # batch, heads, and the class token with the four patches twice
 
 
+@pytest.mark.slow
 def test_dropout_is_drawn_in_training_only():
     model, variables = build(IMAGES, 2, tiny(dropout=0.5))
     one, other = (model.apply(variables, IMAGES, deterministic=False, rngs={'dropout': jax.random.key(seed)})

@@ -111,6 +111,7 @@ def test_forward_pass_and_alignments_are_the_reference(readout, attention, share
     assert attention or not collections
 
 
+@pytest.mark.slow
 def test_alignments_are_distributions_over_the_words():
     model, variables = rnnsearch()
     logits, collections = model.apply(variables, SOURCE, TARGET, mutable=['attention'])
@@ -139,6 +140,7 @@ def test_recurrent_matrices_begin_orthogonal():
     assert shapes['gates']['kernel'].shape == (7, 14) and shapes['candidate']['kernel'].shape == (7, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('readout', READOUTS)
 def test_tied_embeddings_save_their_parameters(readout):
     none, target, everything = (number_of_parameters(rnnsearch(share_embeddings=share, readout=readout)[0])
@@ -191,6 +193,7 @@ def test_logits_depend_on_their_own_and_earlier_tokens_and_on_all_words():
     assert (of_source[:, PAD] == 0).all() and (of_source[:, source[0, :3]] > 1e-6).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('attention', [True, False])
 def test_without_attention_only_the_ends_of_the_sentence_reach_the_decoder(attention):
     model, variables = rnnsearch(attention=attention)
@@ -208,6 +211,7 @@ def test_without_attention_only_the_ends_of_the_sentence_reach_the_decoder(atten
         assert not np.allclose(logits(memory.states.at[end].add(0.5)), before)
 
 
+@pytest.mark.slow
 def test_empty_sentences_have_finite_logits_and_every_parameter_a_gradient():
     model, variables = rnnsearch()
 
@@ -249,6 +253,7 @@ def test_decoding_step_by_step_is_teacher_forcing_also_when_reordered(attention)
 
 # Precision, dropout, errors
 
+@pytest.mark.slow
 def test_bfloat16_is_close_to_float32():
     model, variables = rnnsearch()
     half, half_variables = rnnsearch(dtype=jnp.bfloat16)
@@ -259,6 +264,7 @@ def test_bfloat16_is_close_to_float32():
     assert not np.allclose(logits, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout():
     model, variables = rnnsearch(dropout=0.5)
     dropped = model.apply(variables, SOURCE, TARGET, deterministic=False, rngs={'dropout': jax.random.key(0)})

@@ -125,6 +125,7 @@ def test_a_long_input_is_chunked_unless_the_weights_are_asked_for():
     assert sizes(long, mutable=['attention'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kernel', ['plain', 'chunked'])
 def test_dropout_of_weights_keeps_the_mean(kernel):
     module = MultiHeadAttention(num_heads=2, d_model=4, d_k=2, d_v=2, dropout=0.5, kernel=kernel)

@@ -68,6 +68,7 @@ def test_an_import_that_is_too_late_for_the_flag_warns():
     assert run('import jax; jax.devices(); import inference', WITHOUT_REDUCTIONS) == (0, '')
 
 
+@pytest.mark.slow
 @NEEDED
 def test_a_package_sets_no_flag_and_warns_if_it_is_missing():
     status, stderr = run('import inference, os; assert not os.environ["XLA_FLAGS"]')

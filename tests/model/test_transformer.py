@@ -130,6 +130,7 @@ def test_what_stands_at_padding_changes_nothing():
     assert (before[:, :2] != after[:, :2]).any()
 
 
+@pytest.mark.slow
 def test_more_padding_changes_nothing():
     model, variables = transformer(layers=1)
     padded = [jnp.pad(tokens, ((0, 0), (0, 3))) for tokens in (SOURCE, TARGET)]
@@ -186,6 +187,7 @@ def test_encoder_is_equivariant_to_permutations_only_without_positions(norm, pos
 
 # Attention weights
 
+@pytest.mark.slow
 def test_attention_weights_of_every_layer_and_head():
     model, variables = transformer()
     logits, collections = model.apply(variables, SOURCE, TARGET, mutable=['attention'])
@@ -231,6 +233,7 @@ def test_weights_that_nobody_asks_for_cost_nothing(monkeypatch):
 
 # Precision and memory
 
+@pytest.mark.slow
 @pytest.mark.parametrize('norm, share_embeddings', [
     ('post', 'all'), pytest.param('pre', 'none', marks=pytest.mark.slow)])
 def test_bfloat16_is_close_to_float32(norm, share_embeddings):
@@ -264,6 +267,7 @@ def test_rematerialisation_changes_neither_outputs_nor_gradients():
         jax.tree.map(close, results[0], result)
 
 
+@pytest.mark.slow
 def test_what_is_recomputed():
     """Counts products: those with weights are recomputed only if nothing is kept, those of attention always."""
     def products(**options):

@@ -85,6 +85,7 @@ def test_a_cache_ends_where_learned_positions_end():
     assert cache.past[0].length() == cache.state['ancestors'].shape[2] == 6
 
 
+@pytest.mark.slow
 def test_bfloat16_decodes_step_by_step():
     model, variables = transformer(layers=1, dtype=jnp.bfloat16)
     logits = decode(model, variables, SOURCE, HYPOTHESES[:, :1], in_order(1))

@@ -166,6 +166,7 @@ def test_a_longer_cosine_is_said(copy, cache, said):
     assert 'train.steps 12 -> 14 (the cosine schedule ends at the new value' in said.text
 
 
+@pytest.mark.slow
 def test_a_start_that_was_killed_early_leaves_nothing_in_the_way(tmp_path, cache):
     workdir = tmp_path / 'run'
     (workdir / 'data').mkdir(parents=True)

@@ -143,6 +143,7 @@ def test_a_vocabulary_that_no_mesh_divides(found, size, monkeypatch):
             assert table.shape == (size, 16)  # as any other mesh opens it
 
 
+@pytest.mark.slow
 def test_heads_of_keys_fewer_than_devices_are_stored_in_shares():
     state = compiled(Mode(data=2, tensor=4), num_key_value_heads=2).init(seed=0)
     for name in ('key', 'value'):

@@ -83,6 +83,7 @@ def test_padding_is_not_counted():
             np.testing.assert_allclose(sums[statistic], numbers, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_documents_of_one_row_have_the_statistics_of_separate_rows():
     run = random_run('language_model')
     packed = jax.tree.map(jax.numpy.asarray, {

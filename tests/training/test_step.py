@@ -149,6 +149,7 @@ def test_left_out_steps_count_for_the_learning_rate_and_not_for_adam(weight_deca
     assert state.step == steps and updates == 8
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_is_left_out():
     """The loss is finite: sqrt(0) = 0, whose slope is not."""
     class Root(nn.Module):
@@ -163,6 +164,7 @@ def test_a_gradient_that_is_not_finite_is_left_out():
     assert sums.skipped == 1 and after.params['w'] == 0 and after.step == 1
 
 
+@pytest.mark.slow
 def test_dropout_follows_the_step_and_nothing_else():
     module = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.5), 1, 20, 20)
     state = init_state(module, optax.sgd(0.0), ragged_batch(), seed=0)

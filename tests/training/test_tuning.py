@@ -77,6 +77,7 @@ def test_frozen_parameters_keep_every_bit_and_the_others_learn_as_ever():
         np.testing.assert_allclose(one[name], all_of_them[name], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pattern', ['*/value', pytest.param('*l[ue]*', marks=pytest.mark.slow)])
 def test_a_pattern_names_the_same_parameters_in_every_step(pattern):
     """Also where Flax's boxes, whose content is an attribute `value`, are around the parameters."""
