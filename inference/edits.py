@@ -49,7 +49,7 @@ class Edit:
         last axes of the place, such as [heads, 1] for 'heads', and [heads, 1, 1] for 'weights'. 'add' takes a vector
         (steering), or an array that broadcasts to the last axes. 'mean' takes an array, texts, or the name of a split.
         With texts or a split, the value at every token is replaced by the mean over all tokens of these texts. For a
-        language model, a split stands for its first documents (`inference.run.DOCUMENTS`).
+        language model, a split stands for its first 100 documents.
         'replace' takes an array [position, ...], another text, or a pair (source, target). With another text, the value
         is replaced by the value of that text at the same position (activation patching); values after the end of that
         text are unchanged. A language model reads a text after the start token. If it was not trained on whole
