@@ -102,7 +102,8 @@ def neighbourhoods(images: Float[Array, 'batch height width channels']) -> Float
 
     The result has the shape [batch, height / 2, width / 2, 9 channels], in the order of rows, columns and channels.
     Pixels outside the image are zeros. A dense layer on these values is a convolution with kernels of 3 x 3 pixels,
-    stride 2 and padding 1. Its gradients on CPUs are faster than those of XLA's convolution (31 and 40 ms for a stem).
+    stride 2 and padding 1. On CPUs, its gradients are faster than those of XLA's convolution: a stem with 64 images of
+    28 x 28 pixels takes 31 ms instead of 40 ms.
     """
     _, height, width, _ = images.shape
     padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -114,8 +115,8 @@ def check_stem(space: tuple[int, ...], patch: int | tuple[int, ...], d_model: in
     """Returns the number of convolutions of `ConvolutionalStem` with stride 2.
 
     Raises:
-      ValueError: if the inputs are no images, their patches are not squares of 2, 4, 8, ... pixels, or d_model cannot
-        be halved for each convolution but the last.
+      ValueError: if the inputs are not images, their patches are not squares of 2, 4, 8, ... pixels, or d_model
+        cannot be halved for each convolution except the last.
     """
     if len(space) != 2:
         raise ValueError("stem='convolutions' needs images. For series, use stem='linear'")
@@ -134,9 +135,9 @@ class ConvolutionalStem(nn.Module):
 
     Each convolution of 3 x 3 pixels has stride 2 and is followed by a norm and a ReLU. The convolutions halve the image
     until one vector per patch remains, and double the width up to d_model. A linear layer (a convolution of 1 x 1
-    pixels) is the last. So the vector of a patch also depends on pixels around the patch. Models with this stem learn
-    in fewer epochs. The paper uses batch norm; this stem uses the norm of the blocks, so that examples do not depend on
-    their batch.
+    pixels) is the last. So the vector of a patch also depends on pixels around the patch. The paper reports that models
+    with such a stem learn in fewer epochs. The paper uses batch norm; this stem uses the norm of the blocks, so that
+    examples do not depend on their batch.
 
     Attributes:
       config: options of config.model.
