@@ -1,8 +1,7 @@
-"""Exports to CTranslate2: the log-probabilities of random models of every option, and the searches of a trained run."""
+"""Exports to CTranslate2: the log-probabilities of random models of every option."""
 
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,12 +12,9 @@ ctranslate2 = pytest.importorskip('ctranslate2', reason="it is in the extra 'int
 import sentencepiece
 import tokenizers
 
-import inference
 from configs import base
-from inference.text import SearchOptions
 from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer, tokenizers_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, CharTokenizer
-from interchange.export import export
 from interchange.to_ctranslate2 import write_ctranslate2
 from interchange.tokenizer_files import unique_pieces
 from model.build import build_model
@@ -158,42 +154,3 @@ def test_what_it_cannot_compute_is_refused_by_the_name_of_the_option(kind, optio
         write_ctranslate2(random_model(kind, options, tmp_path), tmp_path)
     assert any(name in str(refused.value) for name in options)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize('method', ['greedy', 'beam'])
-def test_searches_of_a_trained_run_find_what_ours_do(run, method, tmp_path):
-    export(run.workdir, tmp_path / 'served', 'ctranslate2')
-    sources = [source for source, _ in run.data().pairs('test')[:500]]
-    ours = run.translate(sources, SearchOptions(method=method, alpha=0.0))
-    source, target = (sentencepiece.SentencePieceProcessor(str(tmp_path / 'served' / f'{side}.spm'))
-                      for side in ('source', 'target'))
-    theirs = ctranslate2.Translator(str(tmp_path / 'served'), compute_type='float32').translate_batch(
-        [source.encode(each, out_type=str) for each in sources], beam_size=4 if method == 'beam' else 1,
-        length_penalty=0, return_scores=True, max_decoding_length=120, min_decoding_length=0)
-    same = 0
-    for found, output in zip(theirs, ours, strict=True):
-        best = output.hypotheses[0]
-        if target.decode(found.hypotheses[0]) == best.text:
-            same += 1
-            assert abs(found.scores[0] - best.log_prob) < 1e-3 * max(1, len(best.tokens) / 20), output.source
-    assert len(sources) == 500 and same >= 495
-
-
-@pytest.mark.parametrize('quantization, share', [('float16', 0.6), ('int8', 0.5)])
-def test_quantized_files_are_smaller_and_translate(run, quantization, share, tmp_path):
-    for name in 'float32', quantization:
-        export(run.workdir, tmp_path / name, 'ctranslate2', quantization=name)
-    sizes = [(tmp_path / name / 'model.bin').stat().st_size for name in (quantization, 'float32')]
-    assert sizes[0] < share * sizes[1]
-    pieces = unique_pieces(run.model.tokenizers['source'])
-    tokens = [pieces[token] for token in run.model.tokenizers['source'].encode('Monday, 3 July 2023')]
-    assert ctranslate2.Translator(str(tmp_path / quantization)).translate_batch([tokens])[0].hypotheses[0]
-
-
-def test_an_average_of_checkpoints_is_exported_too(run, tmp_path):
-    export(run.workdir, tmp_path / 'mean', 'safetensors', checkpoint='average:2')
-    mean, ours = inference.load(tmp_path / 'mean'), inference.load(run.workdir, 'average:2')
-    for found, expected in zip(jax.tree.leaves(mean.model.params), jax.tree.leaves(ours.model.params), strict=True):
-        assert np.array_equal(found, expected)
-    assert mean.checkpoint == ours.checkpoint == [800, 1600]
-    assert mean.translate(['one'])[0].text == ours.translate(['one'])[0].text

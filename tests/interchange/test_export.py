@@ -10,9 +10,7 @@ for library in 'tokenizers', 'torch', 'transformers', 'ctranslate2':
 import torch
 import transformers
 
-from inference.text import SearchOptions
-from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, train_tokenizer
-from interchange.export import export
+from input_pipeline.tokenizer import train_tokenizer
 from interchange.huggingface import write_huggingface
 from runtime.errors import UserError
 from tests.interchange.lines import mixed_lines
@@ -86,26 +84,3 @@ def test_a_translator_of_characters_has_no_form_there(tmp_path):
     with pytest.raises(UserError, match='kind=char: Marian supports only subword tokenizers'):
         write_huggingface(trained, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize('method', ['greedy', 'beam'])
-def test_searches_of_a_trained_run_find_what_ours_do(run, method, tmp_path):
-    """500 sentences by MarianMTModel.generate, from their own tokens; beams without a length penalty."""
-    export(run.workdir, tmp_path / 'marian', 'huggingface')
-    theirs = transformers.MarianMTModel.from_pretrained(tmp_path / 'marian').eval()
-    sources, limit = [source for source, _ in run.data().pairs('test')[:500]], 60
-    ours = run.translate(sources, SearchOptions(method=method, alpha=0.0))
-    same = 0
-    for first in range(0, 500, 50):
-        read = [torch.tensor([*output.source_tokens, EOS]) for output in ours[first:first + 50]]
-        tokens, there = (torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
-                         for rows, value in ((read, PAD), ([torch.ones_like(row) for row in read], 0)))
-        with torch.no_grad():
-            found = theirs.generate(
-                tokens, attention_mask=there, do_sample=False, num_beams=4 if method == 'beam' else 1,
-                length_penalty=0.0, early_stopping=False, max_new_tokens=limit, eos_token_id=EOS,
-                suppress_tokens=[PAD, BOS, UNK], forced_eos_token_id=None)[:, 1:].tolist()
-        for output, row in zip(ours[first:], found, strict=False):
-            best = output.hypotheses[0].tokens
-            same += (row[:row.index(EOS)] if EOS in row else row) == list(best)
-    assert same >= 495
