@@ -1,11 +1,14 @@
-"""Every command block of README.md, CONTRIBUTING.md and docs/ runs unchanged in a copy of the tree.
+"""Every command block of README.md, CONTRIBUTING.md and docs/ but those of docs/results.md runs unchanged in a copy of
+the tree.
 
 Blocks that need the extra `interchange` are tested in tests/interchange/test_commands.py, and the Python of
 docs/inside.md in tests/docs/test_inside.py. Blocks with RUN do not run, because RUN may be a run of any kind.
-Trainings in text or tables do not run, but their options are checked.
+Trainings in text or tables do not run, but their options are checked. So are those in the blocks of docs/results.md,
+which has the longest experiments; tests/launch tests its launch/multi30k_best.sh.
 
-In the blocks, `python` makes each training tiny (`SHORTER`) and each benchmark short, sweeps have one seed, and `make`
-does nothing, because other tests run its targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of files exist.
+In the blocks, `python` makes each training tiny (`SHORTER`), each benchmark short, and pictures few; sweeps have
+one seed, the built-in corpus has a tenth of its sentences, and `make` does nothing, because other tests run its
+targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of files exist.
 """
 
 import os
@@ -24,7 +27,8 @@ from tests.scripts import ROOT
 pytestmark = pytest.mark.slow
 
 BLOCKS = {'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 32, 'model.num_heads': 2}
-PAIRS = {'data.tokenizer.vocab_size': 600, 'batch.tokens': 1024, 'decode.extra_length': 2}
+PAIRS = {'data.tokenizer.vocab_size': 600, 'batch.tokens': 1024, 'batch.buckets': 1, 'decode.extra_length': 2,
+         'eval.bleu_sentences': 8}
 RECURRENT = {'model.d_model': 16, 'model.recurrent.d_hidden': 16}
 SHORTER = {
     'demo': BLOCKS | PAIRS, 'multi30k': BLOCKS | PAIRS, 'multi30k_best': BLOCKS | PAIRS,
@@ -43,11 +47,19 @@ changes = {{key: value for recipe in recipes for key, value in (shorter.get(reci
 if any(each.startswith('--config.data.tokenizer.kind=') for each in sys.argv):
     changes.pop('data.tokenizer.vocab_size', None)
 sys.argv += ['--sentences=1000'] * ('tools.distil' in sys.argv)
+sys.argv += ['--picture_count=2'] * any(each.startswith('--pictures=') for each in sys.argv)
 if any(each in ('benchmarks.train_step', 'benchmarks.decode') for each in sys.argv):
     sys.argv += ['--turns=1', '--peers=']  # the default peer of a trained run is CTranslate2, which needs an extra
 sys.argv = [each.replace('average:10', 'average:2') for each in sys.argv]  # the number of checkpoints
 os.execv({python!r}, [{python!r}, *sys.argv[1:], *(f'--config.{{key}}={{value}}' for key, value in changes.items())])
 """
+CHECKED = """#!{python}
+import os, sys
+checks = {{'train.py': '--print_config', 'sweep.py': '--dry_run'}}
+if sys.argv[1] in checks:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:], checks[sys.argv[1]]])
+"""
+RESULTS = 'docs/results.md'
 
 
 PAGES = ['README.md', 'CONTRIBUTING.md', *sorted(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md'))]
@@ -58,7 +70,7 @@ def blocks(interchange):
     found = [(page, language, code) for page in PAGES for language, code in
              re.findall(r'^```(sh|python)\n(.*?)^```', (ROOT / page).read_text(), re.DOTALL | re.M)]
     return [(page, language, code) for page, language, code in found
-            if '--workdir=RUN' not in code and (page, language) != ('docs/inside.md', 'python')
+            if not re.search('--workdir=RUN|multi30k_best', code) and (page, language) != ('docs/inside.md', 'python')
             and interchange == (page == 'docs/deploying.md' or 'ctranslate2' in code)]
 
 
@@ -70,6 +82,12 @@ def trainings():
                 yield page, ' '.join(command.split())
 
 
+def shorten(path, old, new):
+    code = path.read_text()
+    assert code.count(old) == 1
+    path.write_text(code.replace(old, new))
+
+
 @pytest.fixture(scope='module')
 def tree(tmp_path_factory):
     """A copy of the tree with the data of the reader, and the environment of the blocks."""
@@ -78,9 +96,9 @@ def tree(tmp_path_factory):
     for name in filter(None, tracked.split('\0')):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
-    sweeps = tree / 'configs' / 'sweeps' / '__init__.py'
-    assert sweeps.read_text().count('range(count)') == 1
-    sweeps.write_text(sweeps.read_text().replace('range(count)', 'range(1)'))
+    shorten(tree / 'configs' / 'sweeps' / '__init__.py', 'range(count)', 'range(1)')
+    shorten(tree / 'input_pipeline' / 'builtin.py', "{'train': 20000, 'validation': 1000, 'test': 1000}",
+            "{'train': 2000, 'validation': 100, 'test': 100}")
     corpus, folder = make_corpus('en', 'de'), tree / 'DIR'
     folder.mkdir()
     for split in 'train', 'validation', 'val', 'test', 'test_2016_flickr':
@@ -96,12 +114,13 @@ def tree(tmp_path_factory):
     (tree / 'PAIRS.tsv').write_text(''.join(f'{line}\t{line}\n' for line in lines))
     (tree / 'FILE.tsv').write_text(''.join(f'{line}\tle \n' for line in lines))
     (tree / 'WORDS').write_text('samedi\nil y a\n')
-    commands = tree / 'bin'
-    commands.mkdir()
-    (commands / 'python').write_text(SHIM.format(python=sys.executable, shorter=SHORTER, always=ALWAYS))
-    (commands / 'make').write_text('#!/bin/sh\n')
-    for command in commands.iterdir():
-        command.chmod(0o755)
+    commands, checked = tree / 'bin', tree / 'checked'
+    shim = SHIM.format(python=sys.executable, shorter=SHORTER, always=ALWAYS)
+    for path, script in ((commands / 'python', shim), (commands / 'make', '#!/bin/sh\n'),
+                         (checked / 'python', CHECKED.format(python=sys.executable))):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(script)
+        path.chmod(0o755)
     environment = os.environ | {'PATH': f'{commands}:{os.environ["PATH"]}'}
     for name in 'demo', 'rnnsearch_demo':
         bash(f'python train.py --config=configs/{name}.py --workdir=runs/{name}', tree, environment)
@@ -115,7 +134,11 @@ def bash(code, tree, environment):
     return done.stdout
 
 
-def run_block(tree, language, code):
+def run_block(tree, page, language, code):
+    if page == RESULTS:
+        folder, environment = tree
+        bash(code, folder, environment | {'PATH': f'{folder / "checked"}:{os.environ["PATH"]}'})
+        return
     changes = {key: value for key, value in (SHORTER['demo'] | ALWAYS).items() if key not in code}
     shorten = f'config.update_from_flattened_dict({changes})\n'
     code = code.replace('run = allyouneed.train', shorten + 'run = allyouneed.train')
@@ -124,7 +147,7 @@ def run_block(tree, language, code):
 
 @pytest.mark.parametrize('page, language, code', blocks(interchange=False))
 def test_a_block_of_the_documentation_runs(tree, page, language, code):
-    run_block(tree, language, code)
+    run_block(tree, page, language, code)
 
 
 @pytest.mark.parametrize('page, command', list(trainings()))
@@ -135,4 +158,4 @@ def test_a_training_in_the_text_has_options_that_exist(tree, page, command):
 
 
 def test_the_tables_of_results_have_trainings():
-    assert len([page for page, _ in trainings() if page == 'docs/results.md']) >= 10
+    assert len([page for page, _ in trainings() if page == RESULTS]) >= 10

@@ -12,4 +12,4 @@ for library in 'ctranslate2', 'safetensors':
 
 @pytest.mark.parametrize('page, language, code', blocks(interchange=True))
 def test_a_block_of_the_documentation_runs(tree, page, language, code):  # noqa: F811
-    run_block(tree, language, code)
+    run_block(tree, page, language, code)
