@@ -117,6 +117,9 @@ class Request:
                             'or the other flags')
         if self.look and not (self.pictures or self.attention or self.alignments):
             raise UserError(f'--look={self.look} needs --pictures=DIR, --attention or --alignments=FILE')
+        if self.look == 'positions' and (flags := self._given('attention', 'alignments')):
+            raise UserError('--look=positions draws the positional encodings into --pictures=DIR, and has no effect on '
+                            f'{flags}. Use another --look, or remove the other flag')
         kind, layer, _ = self.look.partition(':')
         if layer and not (self.pictures or self.alignments):
             raise UserError(f'--look={self.look}: --attention writes all layers and heads of one kind. Use '

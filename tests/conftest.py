@@ -1,5 +1,6 @@
 """Settings of all tests: array annotations are checked, JAX runs on the CPU, and compiled programs are shared."""
 
+import collections
 import gc
 import importlib.metadata
 import os
@@ -36,6 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)  # only the tests of meshes use more than the first
 
@@ -48,6 +50,20 @@ from tests.mappings import few_mappings  # noqa: E402, F401 (a fixture)
 from tests.scripts import cache, copy, data, run, whole  # noqa: E402, F401 (fixtures)
 
 avoid_wrong_sums()  # before JAX starts its backends
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the marks
+def pytest_collection_modifyitems(items):
+    """Marks the cases of a parametrised test as slow, except the first ones: @pytest.mark.fast_cases(2).
+
+    Cases with the parameter of a fixture that is marked as slow do not count.
+    """
+    seen = collections.Counter()
+    for item in items:
+        if (mark := item.get_closest_marker('fast_cases')) and not item.get_closest_marker('slow'):
+            seen[test := item.nodeid.partition('[')[0]] += 1
+            if seen[test] > mark.args[0]:
+                item.add_marker('slow')
 
 
 def pytest_collection_finish():

@@ -147,7 +147,8 @@ def test_code_that_makes_another_state_does_not_go_on_and_leaves_all_as_it_is(co
 
 # Signals
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypatch, said, number):
     with monkeypatch.context() as patch:
         at_batch(patch, 6, lambda batch: os.kill(os.getpid(), number))

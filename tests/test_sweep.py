@@ -277,6 +277,7 @@ def cluster(bench, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, 'PATH', f'{bench}/bin:{os.environ["PATH"]}')
 
 
+@pytest.mark.slow
 def test_jobs_of_a_cluster(bench, cluster):
     done = sweep(bench, '--executor=slurm', '--partition=short', '--hours=0.5', heads=[1, 2], seeds=1)
     assert done.returncode == 1, done.stderr

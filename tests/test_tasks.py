@@ -83,6 +83,7 @@ def test_texts_of_several_lines_are_scored_and_continued(language_run):
     assert done.stdout == b'abc def g\n'
 
 
+@pytest.mark.slow
 def test_generating_in_a_notebook(language_run):
     run = inference.load(language_run)
     greedy = SearchOptions(method='greedy', extra_length=6)

@@ -89,6 +89,7 @@ def test_a_head_that_does_not_exist_is_refused(look):
     assert chosen_head('cross:1', fake) == chosen_head('cross:1:mean', fake) == Head(0)
 
 
+@pytest.mark.slow
 def test_fields_of_the_built_in_corpus_are_linked():
     pairs = make_corpus('en', 'fr', sizes=SIZES)['test']
     links = dict(zip(pairs, gold_links(pairs, 'en', 'fr', sizes=SIZES), strict=True))
@@ -102,6 +103,7 @@ def test_fields_of_the_built_in_corpus_are_linked():
         gold_links([('hello', 'bonjour')], 'en', 'fr', sizes=SIZES)
 
 
+@pytest.mark.slow
 def test_the_words_of_a_date_are_linked_across_orders():
     pairs = make_corpus('en', 'fr', sizes={'test': 300})['test']
     pair = 'Wednesday, June 28, 2028', 'mercredi 28 juin 2028'
@@ -142,6 +144,7 @@ def test_long_validation_pairs_are_skipped_with_their_links(tmp_path):
     assert best_head(run) == Head(0)  # no pair fits
 
 
+@pytest.mark.slow
 def test_without_the_data_of_the_training_the_layer_before_the_last_is_read(tmp_path, caplog, monkeypatch):
     def missing():
         raise UserError('/data is not a folder')

@@ -243,6 +243,7 @@ def test_a_recurrent_models_alignment_is_one_head(translator):
         explain_text(translator, output('abc', 'de'), {})
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('space, classes, grid, first', [
     ((4, 8), ['cat', 'dog'], (2, 4), 'row 1, column 1'), ((8,), None, (1, 4), 'window 1')])
 def test_an_image_and_a_series_are_explained(space, classes, grid, first):

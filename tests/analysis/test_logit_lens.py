@@ -22,11 +22,11 @@ def log_probs(run, given, **attributes):
     return [np.log(each.probability) for each in found]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('kind, options', [
     ('language_model', MODERN),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ('transformer', {}), ('transformer', {'norm': 'pre', 'share_embeddings': 'none'}),
-        ('language_model', {'norm': 'pre'})))])
+    ('transformer', {}), ('transformer', {'norm': 'pre', 'share_embeddings': 'none'}),
+    ('language_model', {'norm': 'pre'})])
 def test_after_a_layer_the_lens_shows_the_predictions_of_a_model_with_fewer_layers(kind, options):
     run = random_run(kind, **options)
     given = ('a source', 'text') if kind == 'transformer' else 'some text'

@@ -87,6 +87,7 @@ def test_the_estimate_by_the_gradient_is_the_effect_of_a_small_patch(run):
     assert estimate_error(measured, measured)[:2] == (0, 0)
 
 
+@pytest.mark.slow
 def test_all_paths_together_are_activation_patching(run):
     sender = 'encoder/layers_0/self_attention/queries'
     found = path_patching(run, 'ab', 'xy', TARGET, sender, 'decoder', held=[])

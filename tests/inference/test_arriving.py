@@ -100,6 +100,7 @@ def test_a_document_of_a_slow_pipe_is_answered_when_a_blank_line_or_the_end_foll
         ['one\ntwo'], ['half\na document', 'next'], ['last\nline']]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('last, status', [(b'\x04', 0), (None, 130)])
 def test_a_terminal_prompts_and_ends_cleanly(last, status, tmp_path):
     ours, its = pty.openpty()

@@ -142,8 +142,8 @@ CASES = sorted([(name, search) for name in MODULES for search in SEARCHES
                 if name == 'transformer' or search in ('greedy', 'beam')], key=('transformer', 'beam').__ne__)
 
 
-@pytest.mark.parametrize('model, search', [pytest.param(*case, marks=pytest.mark.slow if number else ())
-                                           for number, case in enumerate(CASES)], indirect=['model'])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('model, search', CASES, indirect=['model'])
 def test_what_a_batch_finds_is_what_each_sentence_finds_alone(model, search, monkeypatch):
     monkeypatch.setattr(batches, 'FEWEST', 2)
     monkeypatch.setattr(batches, 'ROOM', 2)
@@ -245,8 +245,7 @@ def test_few_sentences_are_divided_among_the_threads(batch_size, threads, count,
 
 @pytest.mark.slow
 @pytest.mark.parametrize('batch_size, count, sizes', [
-    (60, 80, [32, 60]), *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        (100, 180, [32, 50, 50, 50]), (200, 210, [16, 100, 100]), (200, 190, [100, 100])])])
+    (60, 80, [32, 60]), (100, 180, [32, 50, 50, 50]), (200, 210, [16, 100, 100]), (200, 190, [100, 100])])
 def test_shares_are_padded_to_their_own_size(batch_size, count, sizes, monkeypatch):
     """No row of a full share is padding, whatever the batch size; the last share has the next power of two."""
     use_cores(monkeypatch, 2)

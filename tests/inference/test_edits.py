@@ -114,8 +114,8 @@ def test_the_order_of_edits_changes_no_bit(runs):
     assert one == other == twice
 
 
-@pytest.mark.parametrize('kind', [
-    'cross', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('encoder', 'decoder'))])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('kind', ['cross', 'encoder', 'decoder'])
 def test_a_head_set_to_zero_is_a_head_without_its_rows_of_the_output_projection(kind, runs):
     edit, run = without(f'{kind}:2:1'), runs['transformer']
     path = *edit.place.split('/')[:-1], 'output', 'kernel'

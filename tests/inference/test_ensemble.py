@@ -99,8 +99,7 @@ def test_log_probabilities_of_a_search_are_means_of_the_members_by_teacher_forci
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('method', [
-    name if name == 'samples' else pytest.param(name, marks=pytest.mark.slow) for name in SEARCHES])
+@pytest.mark.parametrize('method', SEARCHES)
 def test_it_continues_a_text_as_the_mean_does(method):
     modules, params = language_models()
     forced = [jax.jit(module.apply) for module in modules]
@@ -115,8 +114,8 @@ def test_it_continues_a_text_as_the_mean_does(method):
             assert hypothesis.log_prob == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize('make, method', [
-    (translators, 'beam'), pytest.param(language_models, 'samples', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('make, method', [(translators, 'beam'), (language_models, 'samples')])
 def test_a_model_with_itself_is_that_model(make, method):
     modules, params = make()
     alone, twice = (answerer(modules[:1] * count, params[:1] * count) for count in (1, 2))
@@ -161,6 +160,7 @@ def test_a_name_may_have_commas(runs):
             run_paths(text)
 
 
+@pytest.mark.slow
 def test_runs_are_opened_together(runs):
     alone, both = inference.load(runs / 'run'), inference.load([runs / 'run', runs / 'norm=pre,seed=1'])
     assert (alone.checkpoint, both.checkpoint) == ([6], [[6], [6]])

@@ -112,6 +112,7 @@ def test_a_text_is_scored_window_by_window(generating):
         assert (output.hypotheses[0].text, output.hypotheses[0].ended) == (line, True)
 
 
+@pytest.mark.slow
 def test_lines_of_two_columns(translating, generating):
     options = SearchOptions(method='greedy', batch_size=1, extra_length=3)
     found = [output for part in score_all(translating, iter(['a\tb', '\tc', 'c\t']), options, '-') for output in part]

@@ -49,7 +49,8 @@ def model(data):
     return forecaster_of(data, SETTINGS['horizon'])
 
 
-@pytest.mark.parametrize('horizon', [2, *(pytest.param(horizon, marks=pytest.mark.slow) for horizon in (4, 8))])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('horizon', [2, 4, 8])
 def test_each_patch_of_a_forecast_is_read_by_the_next_prediction(data, horizon):
     model = forecaster_of(data, horizon)
     contexts = model.form.prepare(SERIES[None, :10])

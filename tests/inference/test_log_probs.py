@@ -80,8 +80,7 @@ def test_of_a_translation_at_its_limit_or_not(translating, search):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('search', [name if name == 'sample' else pytest.param(name, marks=pytest.mark.slow)
-                                    for name in SEARCHES])
+@pytest.mark.parametrize('search', SEARCHES)
 def test_without_extra_length_a_translation_may_be_as_long_as_its_source(translating, search):
     options = dataclasses.replace(SEARCHES[search], extra_length=0)
     longest = [max(len(each.tokens) for each in output.hypotheses) - len(output.source_tokens)
@@ -107,6 +106,7 @@ def continuation_log_probs(model, read, written):
                           {'tokens': whole[:, :-1]}, targets)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('search', [name if name in ('beam', 'sample') else pytest.param(name, marks=pytest.mark.slow)
                                     for name in SEARCHES])
 def test_of_a_continuation_that_ends_or_is_cut_off(generating, search):
@@ -144,7 +144,7 @@ def test_of_a_continuation_that_windows_are_joined_to(generating, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('method', [pytest.param('greedy', marks=pytest.mark.slow), 'sample'])
+@pytest.mark.parametrize('method', ['greedy', 'sample'])
 def test_a_continuation_does_not_depend_on_its_neighbours(generating, method):
     """Of prompts of many lengths, some of them longer than a window: each fills its own windows."""
     options = SearchOptions(method=method, extra_length=70, batch_size=4, temperature=0.4)

@@ -181,8 +181,8 @@ def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(k
     assert [output.text for output in free] != [output.text for output in found]
 
 
-@pytest.mark.parametrize('search', [
-    name if name == 'beam' else pytest.param(name, marks=pytest.mark.slow) for name in SEARCHES])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('search', sorted(SEARCHES, key='beam'.__ne__))
 def test_a_continuation_avoids_words_that_its_prompt_begins(search):
     model, limit = of_kind('language model'), EXTRA
     options = dataclasses.replace(SEARCHES[search], extra_length=EXTRA, avoid=AVOID)
@@ -271,7 +271,8 @@ def vocabularies():
                                         for kind in ('bpe', 'unigram')}}
 
 
-@pytest.mark.parametrize('kind', ['bpe', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('byte', 'unigram'))])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('kind', ['bpe', 'byte', 'unigram'])
 def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
     """Random tokens: what the automaton says is what a regular expression says of the decoded text."""
     tokenizer = vocabularies()[kind]

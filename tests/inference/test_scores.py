@@ -97,9 +97,9 @@ def test_moses_bleu_is_bleu_of_its_tokens():
     assert scores['bleu_lowercased_moses'] == pytest.approx(bleu_of_tokens(tokens, list(MOSES.values())), abs=1e-6)
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize('language, rules', [('de', 'de'), ('pt_BR', 'pt'), ('fr-FR', 'fr'),
-                                             pytest.param('ja', 'ja', marks=pytest.mark.slow),
-                                             ('xx', 'en'), ('', 'en'), ('tlh', 'en')])
+                                             ('xx', 'en'), ('', 'en'), ('tlh', 'en'), ('ja', 'ja')])
 def test_a_language_without_rules_gets_those_of_english_and_a_warning(language, rules, caplog):
     caplog.set_level('WARNING', logger='allyouneed')
     assert f'tok:moses.{rules}|' in corpus_scores(['a b'], ['a b'], language)['bleu_lowercased_moses_signature']

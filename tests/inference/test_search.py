@@ -79,6 +79,7 @@ def tokens_of(row):
     return tuple(int(token) for token in row if token != PAD)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('cut', [False, True], ids=['an end is forced', 'cut off'])
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 2.0, -1.0])
 def test_a_beam_as_wide_as_the_space_is_exhaustive(alpha, cut):
@@ -102,6 +103,7 @@ def plain_beam(sentence, beam, alpha, patience):
     return max(ended, key=lambda tokens: teacher_forced(sentence, tokens) / length_penalty(len(tokens), alpha))
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('beam, patience', [(3, 0.34), (3, 1.0), (2, 2.0)])
 def test_patience_stops_at_the_number_of_ended_hypotheses(beam, patience):
     alpha = 6.0  # favours long outputs, so that an early stop changes the result

@@ -69,6 +69,7 @@ def exact_distribution(word, scores, rate):
     return found
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('rate', [0.1, 0.5])
 @pytest.mark.parametrize('word', [
     'dada', 'ééé', *(pytest.param(word, marks=pytest.mark.slow) for word in ('1999', 'aaaaa', 'k'))])
@@ -103,6 +104,7 @@ def test_without_dropout_it_is_sentencepiece(tokenizer, texts):
     assert segment(tokenizer, texts, 0.0) == [tokenizer.encode(text) for text in texts]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('rate', [0.1, 0.7, 1.0])
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.text() | st.text(' \u2581ae190é\n') | st.sampled_from(CORPUS), max_size=6))

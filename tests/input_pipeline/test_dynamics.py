@@ -1,6 +1,7 @@
 """Simulated series: the integrator against exact solutions, and what the data must not give away."""
 
 import numpy as np
+import pytest
 
 from input_pipeline import dynamics
 from input_pipeline.arrays import open_arrays
@@ -27,6 +28,7 @@ def test_pendulum_swings_at_its_frequency():
     assert data.targets('train').std(axis=0).min() > 0.1
 
 
+@pytest.mark.slow
 def test_level_and_scale_of_dynamics_tell_nothing():
     data = open_arrays(options(source='builtin', name='dynamics'), labelled=True)
     np.testing.assert_allclose(data.inputs('train').mean(axis=1), 0, atol=1e-5)

@@ -115,6 +115,7 @@ def test_documents_too_and_subwords(folder, tmp_path):
     assert found == contents(build_once(tmp_path / 'once', lambda temporary: write(texts, temporary)))
 
 
+@pytest.mark.slow
 def test_processes_of_a_job_build_together(folder, tmp_path):
     job = [process(tmp_path / 'store', folder) for _ in range(2)]
     for each in job:

@@ -163,6 +163,7 @@ def test_weights_of_nan_are_imported_only_when_asked_for_and_a_search_names_the_
             run.generate(['the'], options)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('name, array', [('gpt2', 'ln_f__weight'), ('marian', 'model__shared__weight')])
 def test_finite_weights_whose_logits_overflow_are_not_imported(name, array, tmp_path):
     write_small(name, tmp_path / 'model')

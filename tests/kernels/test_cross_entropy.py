@@ -43,6 +43,7 @@ FORMS = {'training': functools.partial(gradients, cross_entropy), 'one product':
          'evaluation': lambda *arguments: (cross_entropy(*arguments), None)}
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('shape, tile, smoothing, biased', [
     ((3, 5), 60, 0.1, True), ((3, 5), 1, 0.0, False), ((4, 13), 200, 0.1, False), ((2, 3, 4), 10 ** 6, 0.1, False),
@@ -61,7 +62,7 @@ def test_sums_and_gradients_are_those_of_the_logits(monkeypatch, form, shape, ti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('tile', [pytest.param(1 << 20, marks=pytest.mark.slow), 1000])
+@pytest.mark.parametrize('tile', [1 << 20, 1000])
 def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
     monkeypatch.setattr(tiled, 'TILE', tile)
     rng = np.random.default_rng(5)
@@ -121,6 +122,7 @@ def test_the_logits_of_a_batch_are_never_in_memory(monkeypatch):
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 64 * 128 * 20_000
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('form', ['whole', 'tiled', 'gradient', 'one product'])
 def test_accuracy_is_the_rate_at_which_the_target_is_the_argmax(form):
     rng = np.random.default_rng(10)  # logits are small integers, so many are equal

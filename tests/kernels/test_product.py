@@ -39,6 +39,7 @@ def of(layer, inputs, params):
     return outputs, gradients(jnp.cos(outputs))
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize('shape', SHAPES)
 def test_values_and_gradients_are_those_of_jax(shape, dtype, devices):
@@ -120,6 +121,7 @@ def test_few_queries_pool_the_values_of_a_past(keys, devices):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('groups', [1, 2, 6])
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_grouped_products_are_those_of_repeated_keys(groups, dtype):

@@ -156,6 +156,7 @@ def test_packed_examples_do_not_see_each_other(heads):
 
 # Multi-head attention
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize('num_heads, d_model, d_k, d_v, d_target, d_source', [
     (1, 4, 4, 4, 4, 4), (4, 8, 2, 2, 8, 8), (3, 8, 5, 2, 8, 8), (2, 6, 3, 7, 4, 9), (2, 6, 3, 7, 9, 4)])
 @pytest.mark.parametrize('masked', [False, True])
@@ -245,6 +246,7 @@ def test_general_scores_of_unlike_widths():
     assert scores.shape == (1, 1, 2, 4)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('score', SCORES)
 def test_every_score_serves_in_multi_head_attention(score):
     module, x, memory = MultiHeadAttention(2, 8, 4, 6, score=score), normal(0, 2, 3, 8), normal(1, 2, 5, 8)

@@ -45,6 +45,7 @@ def test_feed_forward_is_the_reference(kind, bias, activation):
     close(module.apply({'params': params}, x), reference.feed_forward(float64(params), float64(x), activation))
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize('groups', [1, 2, 6])
 @pytest.mark.parametrize('bias', ['none', 'qkv', 'all'])
 def test_grouped_queries_are_the_reference(groups, bias):
@@ -89,6 +90,7 @@ RELATIONS = {
 }
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize('relation', RELATIONS.values(), ids=RELATIONS)
 @pytest.mark.parametrize('groups', [1, 4])
 def test_every_kernel_has_windows_and_groups(relation, groups):
@@ -155,9 +157,10 @@ def test_a_whole_transformer_is_the_reference():
     close(jax.jit(model.apply)(variables, SOURCE, target), expected)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('options', [
     {'position': 'rotary', 'rotary_base': 50.0},
-    pytest.param({'position': 'relative', 'num_key_value_heads': 1, 'layers': 2}, marks=pytest.mark.slow)])
+    {'position': 'relative', 'num_key_value_heads': 1, 'layers': 2}])
 def test_decoding_step_by_step_is_teacher_forcing(options):
     model, variables = transformer(**{'layers': 1} | MODERN | options)
     logits = decode(model, variables, SOURCE, HYPOTHESES, in_order(3))
@@ -166,8 +169,8 @@ def test_decoding_step_by_step_is_teacher_forcing(options):
         close(logits[:, hypothesis], whole(variables, SOURCE, HYPOTHESES[:, hypothesis]))
 
 
-@pytest.mark.parametrize('score', ['scaled_dot', pytest.param('general', marks=pytest.mark.slow),
-                                   pytest.param('additive', marks=pytest.mark.slow)])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('score', ['scaled_dot', 'general', 'additive'])
 def test_prompts_then_steps_equal_the_whole(score):
     options = {name: value for name, value in MODERN.items() if name in BlockConfig.__dataclass_fields__}
     config = tiny(position='rotary', rotary_scaling='llama3', rotary_factor=4.0, rotary_original_length=16, score=score,

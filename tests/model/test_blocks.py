@@ -89,6 +89,7 @@ def test_heads_that_do_not_divide_the_width_are_an_error(widths):
 RATES = ['dropout', 'attention_dropout', 'feed_forward_dropout']
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('rate', RATES)
 def test_dropout_acts_in_training_and_only_then(rate):
     x, memory = normal(0, 2, 4, 8), normal(1, 2, 5, 8)

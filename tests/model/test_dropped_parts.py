@@ -130,11 +130,11 @@ def test_sublayers_are_left_out_each_for_itself():
     assert len(patterns) > 3
 
 
-@pytest.mark.parametrize('remat', [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('remat', [False, True])
 @pytest.mark.parametrize('make, inputs', [
-    pytest.param(lambda config: Transformer(config, 2, 12, 12), {'source': TOKENS, 'target': TOKENS},
-                 marks=pytest.mark.slow),
-    pytest.param(lambda config: LanguageModel(config, 2, 12), {'tokens': TOKENS}, marks=pytest.mark.slow),
+    (lambda config: Transformer(config, 2, 12, 12), {'source': TOKENS, 'target': TOKENS}),
+    (lambda config: LanguageModel(config, 2, 12), {'tokens': TOKENS}),
     (lambda config: PatchTransformer(config, 2, 4, 5), {'inputs': normal(0, 2, 8, 8, 1)})],
     ids=['transformer', 'language_model', 'patches'])
 def test_every_stack_trains_with_it_and_evaluates_without(make, inputs, remat):
@@ -167,8 +167,7 @@ def losses(steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mode', [Mode(data=2, fsdp=2, tensor=2), pytest.param(Mode(data=8), marks=pytest.mark.slow)],
-                         ids=str)
+@pytest.mark.parametrize('mode', [Mode(data=2, fsdp=2, tensor=2), Mode(data=8)], ids=str)
 def test_a_mesh_drops_what_one_device_drops(mode):
     one, other = losses(compiled(Mode())), losses(compiled(mode, remat=True))
     np.testing.assert_allclose(one[0], other[0], atol=1e-5)
@@ -181,6 +180,7 @@ def test_devices_and_parts_may_drop_their_own(mode):
     np.testing.assert_allclose(losses(compiled(mode))[0], losses(compiled(Mode()))[0], rtol=0.3)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('kind', MODELS)
 def test_rates_of_zero_leave_no_random_numbers_in_the_step(kind):
     make, inputs = MODELS[kind]

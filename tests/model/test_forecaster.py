@@ -36,6 +36,7 @@ def plain_forecast(params, context, following, position):
     return np.stack(predictions)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('position', ['sinusoidal', 'learned', 'none'])
 def test_forecasts_are_the_equations(position):
     model, variables = build(position)

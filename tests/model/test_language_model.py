@@ -22,6 +22,7 @@ def language_model(position='learned', norm='pre', **options):
     return model, {'params': random_params(model, TOKENS)}
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('position', SCHEMES)
 def test_no_position_sees_a_later_one(position):
     model, variables = language_model(position)

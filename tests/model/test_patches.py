@@ -137,6 +137,7 @@ def plain_forward(params, inputs, patch, norm, position, pooling):
     return np.stack(outputs)
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize('kind', INPUTS)
 @pytest.mark.parametrize('norm', [NORMS[0], *(pytest.param(norm, marks=pytest.mark.slow) for norm in NORMS[1:])])
 @pytest.mark.parametrize('position', [*ADDED, pytest.param('none', marks=pytest.mark.slow)])
@@ -149,6 +150,7 @@ def test_forward_pass_is_the_equations(kind, norm, position, pooling):
     close(outputs, plain_forward(float64(variables['params']), inputs, patch, norm, position, pooling))
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('position', SCHEMES)
 def test_without_positions_the_order_of_windows_is_invisible(position):
     model, variables = build(SERIES, 4, tiny(position=position), pooling='mean')
@@ -165,6 +167,7 @@ def test_sizes_other_than_those_of_the_training_need_no_learned_table():
     assert model.apply(variables, normal(3, 2, 20, 2)).shape == (2, 5)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('pooling', POOLINGS)
 @pytest.mark.parametrize('position', ['sinusoidal', 'rotary', pytest.param('alibi', marks=pytest.mark.slow)])
 def test_a_padded_series_has_the_outputs_of_the_series_alone(pooling, position):

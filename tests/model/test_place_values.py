@@ -159,6 +159,7 @@ def recurrent():
         weights[None], f'{attention}/heads': context[:, None], attention: context}
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize('make', [transformer, learned_positions, pre_norm_with_t5_positions, language_model,
                                   images, recurrent])
 def test_the_values_of_all_places_are_those_of_an_independent_forward_pass(make):

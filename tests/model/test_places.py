@@ -57,6 +57,7 @@ def programs(module, variables, inputs):
     return [hashlib.md5(jax.jit(function).lower(variables).as_text().encode()).hexdigest() for function in functions]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('kind', [
     pytest.param(kind, marks=[pytest.mark.slow] if kind in ('remat', 'chunked') else []) for kind in MODELS])
 def test_a_program_without_a_lens_is_the_program_of_a_model_without_places(kind, monkeypatch):
@@ -66,6 +67,7 @@ def test_a_program_without_a_lens_is_the_program_of_a_model_without_places(kind,
     assert programs(*MODELS[kind]()) == with_places
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('kind', MODELS)
 def test_reading_changes_nothing_and_editing_with_the_identity_changes_no_bit(kind):
     module, variables, inputs = MODELS[kind]()

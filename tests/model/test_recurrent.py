@@ -93,6 +93,7 @@ def reference(params, source, target, readout, attention, share_embeddings):
 
 # The forward pass
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('readout, attention, share_embeddings, seed', [
     ('maxout', True, 'none', 0), ('linear', True, 'all', 1), ('maxout', False, 'target', 2)])
 def test_forward_pass_and_alignments_are_the_reference(readout, attention, share_embeddings, seed):
@@ -163,7 +164,8 @@ def test_width_of_the_alignment_is_d_hidden_unless_given():
 
 # Visibility
 
-@pytest.mark.parametrize('attention', [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize('attention', [True, False])
 def test_padding_changes_nothing(attention):
     model, variables = rnnsearch(attention=attention)
     padded = jnp.pad(SOURCE, ((0, 0), (0, 2)))
@@ -228,6 +230,7 @@ def test_empty_sentences_have_finite_logits_and_every_parameter_a_gradient():
 
 # Decoding with a cache
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('attention', [True, False])
 def test_decoding_step_by_step_is_teacher_forcing_also_when_reordered(attention):
     model, variables = rnnsearch(attention=attention)

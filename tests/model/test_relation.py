@@ -60,6 +60,7 @@ def test_a_bias_is_added_to_the_scaled_scores():
     close(found, np.einsum('bhts,bshv->bthv', weights, value))
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize('relation', RELATIONS.values(), ids=RELATIONS)
 @pytest.mark.parametrize('chunk', [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (7, 16))])
 def test_the_chunked_kernel_is_the_plain_one(relation, chunk):
@@ -90,6 +91,7 @@ def test_a_learned_bias_learns_the_same_through_the_chunked_kernel(name):
         close(chunked, plain)
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize('relation', RELATIONS.values(), ids=RELATIONS)
 def test_the_fused_kernel_is_the_plain_one(relation):
     inputs = query_key_value()[:2] + [normal(9, 2, 7, 3, 4)]  # the kernel needs d_v = d_k
@@ -163,6 +165,7 @@ def test_the_kernel_of_gpus_gets_only_shapes_that_it_supports(target, source, wi
     assert calls == [implementation]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('length, chunk, size', [(1, 512, 1), (7, 512, 7), (7, 4, 4), (7, 7, 7), (6, 5, 3)])
 def test_the_chunked_kernel_pads_fewer_queries_than_it_has_chunks(length, chunk, size):
     query, key, value = query_key_value()
@@ -183,6 +186,7 @@ def kernel_without_a_guard(query, key, value, bias=None, mask=None, scale=None, 
     return jnp.einsum('bhts,bshv->bthv', weights, value)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('kernel', ['plain', 'fused', 'fused without a guard'])
 def test_queries_that_see_no_key_have_zeros_and_no_nan_in_gradients(monkeypatch, kernel):
     if kernel == 'fused without a guard':  # cuDNN's kernel may have none

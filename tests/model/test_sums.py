@@ -36,8 +36,8 @@ def worst(imported, flags=''):
     return float(done.stdout)
 
 
-@pytest.mark.parametrize('imported', [
-    pytest.param('allyouneed, inference', marks=pytest.mark.slow), 'command_line, inference'])
+@pytest.mark.slow
+@pytest.mark.parametrize('imported', ['allyouneed, inference', 'command_line, inference'])
 def test_fused_sums_are_right_whatever_is_imported(imported):
     assert worst(imported) < 1e-3
 

@@ -22,9 +22,9 @@ from tests.model.small_transformer import SOURCE, TARGET, VOCAB, tiny, transform
 
 # The forward pass
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize('norm, position, share_embeddings', [
-    pytest.param(norm, position, sharing, marks=[] if (norm, position) == (NORMS[0], ADDED[0]) or (
-        sharing == 'all' and norm == NORMS[1]) else [pytest.mark.slow])
+    (norm, position, sharing)
     for norm in NORMS for position in (*ADDED, 'none') for sharing in SHARING])
 def test_forward_pass_is_the_reference(norm, position, share_embeddings):
     sizes = (VOCAB, VOCAB) if share_embeddings == 'all' else (VOCAB, VOCAB + 3)
@@ -171,6 +171,7 @@ def test_packed_sentences_do_not_see_each_other():
           jnp.concatenate([decode(x[:, :3], memory[:, :2]), decode(x[:, 3:], memory[:, 2:])], axis=1))
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('norm', [NORMS[0], pytest.param(NORMS[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize('position', SCHEMES)
 def test_encoder_is_equivariant_to_permutations_only_without_positions(norm, position):
@@ -234,8 +235,7 @@ def test_weights_that_nobody_asks_for_cost_nothing(monkeypatch):
 # Precision and memory
 
 @pytest.mark.slow
-@pytest.mark.parametrize('norm, share_embeddings', [
-    ('post', 'all'), pytest.param('pre', 'none', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('norm, share_embeddings', [('post', 'all'), ('pre', 'none')])
 def test_bfloat16_is_close_to_float32(norm, share_embeddings):
     options = {'layers': 1, 'norm': norm, 'share_embeddings': share_embeddings}
     model, variables = transformer(**options)
@@ -285,6 +285,7 @@ def test_what_is_recomputed():
     assert nothing[1] == kept[1] > scores
 
 
+@pytest.mark.slow
 def test_only_a_layer_whose_values_are_read_is_not_rematerialised(monkeypatch):
     model, variables = transformer(remat=True)
     place, made, remat = 'decoder/layers_1/cross_attention/weights', [], nn.remat

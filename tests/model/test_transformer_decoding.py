@@ -47,8 +47,8 @@ MORE = [
 MORE += [('pre', scheme, 'scaled_dot', 2) for scheme in SCHEMES if scheme not in {case[1] for case in CASES + MORE}]
 
 
-@pytest.mark.parametrize('norm, position, score, beam', [
-    *CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('norm, position, score, beam', CASES + MORE)
 def test_decoding_step_by_step_is_teacher_forcing(norm, position, score, beam):
     model, variables = transformer(norm=norm, position=position, score=score)
     logits = decode(model, variables, SOURCE, HYPOTHESES[:, :beam], in_order(beam))

@@ -62,6 +62,7 @@ def test_a_run_that_gets_fewer_steps_than_it_has_made_is_evaluated_and_finished(
     assert 'this run is finished, at step 9' in said.text and finished_at(copy, config) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('change, status, message', [
     ({}, 0, 'this run is finished, at step 12'), ({'model__d_ff': 64}, 2, 'model.d_ff: 32 in the run, 64 now')])
 def test_train_py_imports_little_to_report_a_finished_run(whole, cache, change, status, message, monkeypatch):

@@ -77,6 +77,7 @@ def test_a_missing_process_0_is_no_error_of_the_user():
     assert isinstance(error, Missing) and 'process 0 does not answer at this address' in str(error)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('processes, message', [
     ([(3, 0), (3, 1), (3, 1)], 'two processes have --process_id=1: .* and .*processes 0, 1 arrived'),
     ([(3, 0), (2, 1)], 'process 1 .* has --num_processes=2, but process 0 .* has 3'),

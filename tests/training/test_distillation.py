@@ -108,9 +108,8 @@ def test_each_pass_of_a_variant_has_the_teacher(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mode', [pytest.param(Mode(data=2, fsdp=2, tensor=2), marks=pytest.mark.slow),
-                                  Mode(accumulate=2),
-                                  pytest.param(Mode(data=4, mode='pmap'), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize('mode', [Mode(data=2, fsdp=2, tensor=2), Mode(accumulate=2), Mode(data=4, mode='pmap')],
+                         ids=str)
 def test_a_mesh_learns_what_one_device_learns(mode):
     blocks = BlockConfig(d_model=24, d_ff=16, num_heads=2)
     teachers = [Transformer(blocks, 1, VOCABULARY, VOCABULARY) for _ in range(2)]

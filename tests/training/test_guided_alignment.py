@@ -50,7 +50,8 @@ def folder(tmp_path):
     return path
 
 
-@pytest.mark.parametrize('head', [pytest.param(1, marks=pytest.mark.slow), None])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('head', [None, 1])
 def test_the_loss_is_its_definition_and_its_gradient_reaches_the_head(head):
     module, variables = transformer()
     links = np.zeros((2, 6, 5), bool)
@@ -75,6 +76,7 @@ def test_the_loss_is_its_definition_and_its_gradient_reaches_the_head(head):
         {name: float(value) for name, value in sums.others.items() if name != 'alignment_loss'})
 
 
+@pytest.mark.slow
 def test_two_passes_have_the_mean_of_their_losses_and_an_evaluation_has_none():
     head = types.SimpleNamespace(path=('decoder', 'layers_0', 'cross_attention'))
 

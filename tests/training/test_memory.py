@@ -68,7 +68,8 @@ def state_bytes(monkeypatch):
     return sizes
 
 
-@pytest.mark.parametrize('mesh', [pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES])
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', MESHES)
 def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch, state_bytes, monkeypatch):
     in_steps, at_checksums, evaluating = (
         watch(loop.Compiled, 'train'), watch(checkpoints, 'checksums'), watch(loop, 'evaluate'))

@@ -151,11 +151,11 @@ def test_what_modules_sow_is_part_of_the_loss():
 @pytest.mark.slow
 @pytest.mark.parametrize('mode, exact', [
     (Mode(data=2, dropout=0.5), True),
-    pytest.param(Mode(data=8, dropout=0.5), True, marks=pytest.mark.slow),
-    pytest.param(Mode(data=2, fsdp=2, tensor=2, dropout=0.5), True, marks=pytest.mark.slow),
-    pytest.param(Mode(data=4, mode='pmap'), True, marks=pytest.mark.slow),
-    pytest.param(Mode(data=3, accumulate=2), True, marks=pytest.mark.slow),
-    pytest.param(Mode(data=4, mode='pmap', dropout=0.5), False, marks=pytest.mark.slow)])
+    (Mode(data=8, dropout=0.5), True),
+    (Mode(data=2, fsdp=2, tensor=2, dropout=0.5), True),
+    (Mode(data=4, mode='pmap'), True),
+    (Mode(data=3, accumulate=2), True),
+    (Mode(data=4, mode='pmap', dropout=0.5), False)])
 def test_r_drop_on_every_mesh_is_that_of_one_device(mode, exact):
     """With pmap each device draws its own dropout, so there the two runs only resemble each other."""
     one = train(compiled(Mode(dropout=mode.dropout), objective=R_DROP))
@@ -205,6 +205,7 @@ def test_an_objective_may_depend_on_the_data(monkeypatch):
     assert float(found.loss) == float(expected.loss) > 1
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('options', [{}, {'r_drop': 5.0}, {'simcut': 3.0}], ids=str)
 def test_every_objective_smooths_over_the_tokens_that_can_occur(options):
     config = stdlib_lm.get_config()
@@ -225,6 +226,7 @@ def test_every_objective_smooths_over_the_tokens_that_can_occur(options):
     assert float(sums.loss) == pytest.approx((2 if 'r_drop' in options else 1) * cross + apart, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_mixed_example_is_the_weighted_mean_of_the_losses_of_its_classes():
     rng = np.random.default_rng(0)
     logits, targets = rng.normal(size=(3, 5)), np.array([[0, 1], [2, 2], [4, 3]])

@@ -39,7 +39,8 @@ SLOW = [mode for mode in modes(8) if mode not in QUICK]
 ROUNDING = 2e-5  # of parameters: Adam enlarges the rounding of small gradients (seen: 1.03e-5 with accumulate=2)
 
 
-@pytest.mark.parametrize('found', [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=['one mode', 'all others'])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('found', [QUICK, SLOW], ids=['one mode', 'all others'])
 def test_every_mode_trains_as_one_device_does(found):
     for mode, loss, parameters in compare(found):
         assert loss < 1e-5 and parameters < ROUNDING, mode
@@ -54,7 +55,7 @@ ALL = [mode for mode in modes(8) if not mode.dropout]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('found', [WIDE, pytest.param(ALL, marks=pytest.mark.slow)], ids=['one mode', 'all modes'])
+@pytest.mark.parametrize('found', [WIDE, ALL], ids=['one mode', 'all modes'])
 def test_every_mode_trains_grouped_queries_as_one_device_does(found):
     # Adam would make gradients that are only rounding large, as those of the bias of keys that are not turned.
     make = functools.partial(compiled, optimizer=optax.sgd(0.1), **GROUPED)
@@ -185,7 +186,7 @@ RING = [(LAYOUTS[1], LAYOUTS[2]), (LAYOUTS[2], LAYOUTS[1])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pairs', [RING, pytest.param(PAIRS, marks=pytest.mark.slow)], ids=['two pairs', 'all pairs'])
+@pytest.mark.parametrize('pairs', [RING, PAIRS], ids=['two pairs', 'all pairs'])
 def test_a_checkpoint_of_any_layout_restores_on_any_other(pairs, tmp_path):
     states = {layout: compiled(layout).init(seed=0) for layout in {*itertools.chain(*pairs)}}
     for number, (one, other) in enumerate(pairs):

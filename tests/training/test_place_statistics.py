@@ -98,6 +98,7 @@ def test_documents_of_one_row_have_the_statistics_of_separate_rows():
     jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, rtol=1e-5), one, other)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('pooling, tokens', [('mean', 6), ('class_token', 8)])
 def test_hidden_patches_of_series_are_not_counted(pooling, tokens):
     """Of the second series, only two of the four patches are visible. The third example is a padding row."""

@@ -47,7 +47,8 @@ def assert_same_update(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), one.params, other.params)
 
 
-@pytest.mark.parametrize('parts', [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('parts', [2, 8])
 def test_accumulation_does_not_change_the_update(state, parts):
     whole, sums = jax.jit(step(label_smoothing=0.1))(state, ragged_batch())
     split, split_sums = jax.jit(step(label_smoothing=0.1, accumulate=parts))(state, ragged_batch())
@@ -89,9 +90,9 @@ def test_the_update_is_the_gradient_of_the_mean_over_real_tokens(state):
     assert new.step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options, bad', [
-    ({}, np.nan), *(pytest.param(*each, marks=pytest.mark.slow) for each in [
-        ({'accumulate': 4}, np.inf), ({'axis_name': 'data'}, np.nan)])])
+    ({}, np.nan), ({'accumulate': 4}, np.inf), ({'axis_name': 'data'}, np.nan)])
 def test_an_update_that_is_not_finite_is_left_out(options, bad):
     """One bad weight in one part is enough; the step counts on."""
     optimizer = optax.adam(0.1)
