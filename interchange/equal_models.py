@@ -32,7 +32,7 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
             continue
         part = name.split('/')[-2]
         shape = {'query': kernel.shape[1:], 'key': kernel.shape[1:], 'value': kernel.shape[1:],
-                 'output': kernel.shape[-1:], 'inner': kernel.shape[-1:], 'outer': kernel.shape[-1:]}.get(part)
+                 **dict.fromkeys(('output', 'gate', 'inner', 'outer'), kernel.shape[-1:])}.get(part)
         if shape is not None:
             arrays.setdefault(name.removesuffix('kernel') + 'bias', np.zeros(shape, np.float32))
     if output:

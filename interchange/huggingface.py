@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 from configs.checks import check_config
+from input_pipeline.foreign_tokenizers import TokenizersTokenizer
 from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL
 from interchange import gpt2, llama, marian
 from interchange.equal_models import with_biases, with_plain_embeddings, with_table
@@ -145,6 +146,9 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
         model, arrays = with_plain_embeddings(model, arrays)
         if family is gpt2:
             model, arrays = with_table(*with_biases(model, arrays), trained.config.data.context)
+        # transformers 5 opens the tokenizer of every Qwen2 folder as Qwen2's, so only an imported Qwen2 stays one.
+        elif model.attention_bias == 'qkv' and not isinstance(trained.tokenizers['text'], TokenizersTokenizer):
+            model, arrays = with_biases(model, arrays)
     if refused := family.refusals(model):
         raise UserError('this model cannot be exported. Hugging Face has no model with these options: '
                         + '; '.join(f'config.{option}' for option in refused))
@@ -167,7 +171,8 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
     if family is marian:
         write_translation_tokenizers(trained.tokenizers, folder, model.share_embeddings == 'all')
         write_text(folder / 'generation_config.json', _json(
-            {name: value for name, value in content.items() if name.endswith('token_id')} | marian.generation(orders)))
+            {name: value for name, value in content.items() if name.endswith('token_id')}
+            | marian.generation(orders, longest)))
     else:
         write_text_tokenizer(trained.tokenizers['text'], folder, data.packing == 'packed')
     save_arrays(folder / WEIGHTS, to_theirs(family.links(model, orders), arrays), {'format': 'pt'})

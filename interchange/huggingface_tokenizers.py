@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from input_pipeline.foreign_tokenizers import (
     ForeignTokenizer,
@@ -20,7 +21,7 @@ from input_pipeline.foreign_tokenizers import (
     tokenizers_library,
     tokenizers_tokenizer,
 )
-from input_pipeline.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer
+from input_pipeline.tokenizer import SPACE, ByteTokenizer, CharTokenizer, SubwordTokenizer
 from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer
 from interchange.foreign_config import ForeignConfig
 from interchange.tokenizer_files import with_dummy_prefix
@@ -126,9 +127,12 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
       joint: whether source and target have the same vocabulary.
     """
     vocabularies = {}
+    names = {'pad_token': SPECIAL[PAD], 'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK]}
     for side, tokenizer in tokenizers.items():
         if isinstance(tokenizer, SentencePieceTokenizer):
             model, vocabularies[side] = tokenizer.parts
+            names |= {f'{kind}_token': tokenizer.name_of(int(tokenizer.order[token]))
+                      for kind, token in (('eos', EOS), ('unk', UNK)) if tokenizer.order[token] >= 0}
         else:
             assert isinstance(tokenizer, SubwordTokenizer), 'write_huggingface refuses other tokenizers'
             model = with_dummy_prefix(tokenizer.model)
@@ -138,20 +142,18 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
     if not joint:
         _write_json(folder / 'target_vocab.json', vocabularies['target'])
     _write_json(folder / TOKENIZER_CONFIG, {
-        'tokenizer_class': 'MarianTokenizer', 'separate_vocabs': not joint, 'pad_token': SPECIAL[PAD],
-        'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK]})
+        'tokenizer_class': 'MarianTokenizer', 'separate_vocabs': not joint, **names})
 
 
 def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> None:
     """Writes the tokenizer of a language model. If `begins` is true, every text begins with the start token."""
     config: dict[str, Any] = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False,
                               'add_bos_token': begins}
-    if isinstance(tokenizer, SentencePieceTokenizer | SubwordTokenizer):
-        is_ours = isinstance(tokenizer, SubwordTokenizer)
-        (folder / 'tokenizer.model').write_bytes(
-            with_dummy_prefix(tokenizer.model) if is_ours else tokenizer.parts[0])
-        config |= {'tokenizer_class': 'LlamaTokenizer', 'bos_token': SPECIAL[BOS], 'eos_token': SPECIAL[EOS],
-                   'unk_token': SPECIAL[UNK]}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        (folder / 'tokenizer.model').write_bytes(tokenizer.parts[0])
+        config |= {'tokenizer_class': 'LlamaTokenizer'} | {
+            f'{kind}_token': tokenizer.name_of(int(tokenizer.order[token]))
+            for kind, token in (('bos', BOS), ('eos', EOS), ('unk', UNK)) if tokenizer.order[token] >= 0}
     elif isinstance(tokenizer, TokenizersTokenizer):
         start, end = int(tokenizer.order[BOS]), int(tokenizer.order[EOS])
         config |= {'bos_token': tokenizer.name_of(start), 'eos_token': tokenizer.name_of(end)}
@@ -172,7 +174,7 @@ def original_order(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
-    """Returns the content of tokenizer.json for a character or byte tokenizer."""
+    """Returns the content of tokenizer.json for a tokenizer of characters, bytes or subwords."""
     library = tokenizers_library()
     if isinstance(tokenizer, CharTokenizer):
         vocabulary = {**dict(zip(SPECIAL, range(4), strict=True)),
@@ -180,6 +182,8 @@ def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
         original = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=SPECIAL[UNK]))
         original.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r'[\s\S]'), 'isolated')
         original.decoder = library.decoders.Fuse()
+    elif isinstance(tokenizer, SubwordTokenizer):
+        original = _with_subwords(tokenizer)
     else:
         assert isinstance(tokenizer, ByteTokenizer)
         vocabulary = dict(zip(SPECIAL, range(4), strict=True)) | {
@@ -189,6 +193,33 @@ def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
         original.decoder = library.decoders.ByteLevel()
     original.add_special_tokens(list(SPECIAL))
     return original.to_str()
+
+
+def _with_subwords(tokenizer: SubwordTokenizer) -> Any:
+    """Returns an object of the library `tokenizers` with the subwords of a SentencePiece model of this project.
+
+    transformers ignores the normalization in a SentencePiece file, and reads each such file as BPE. Rare differences
+    remain: the library takes the character U+2581 for a space, and it normalizes some sequences of a letter and a
+    combining mark or an invisible joiner differently.
+    """
+    library = tokenizers_library()
+    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)  # pyright: ignore[reportAttributeAccessIssue]
+    if proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM:
+        model = library.models.Unigram([(each.piece, each.score) for each in proto.pieces], UNK, byte_fallback=True)
+    else:
+        vocabulary = {each.piece: token for token, each in enumerate(proto.pieces)}
+        scores = {each.piece: each.score for each in proto.pieces if each.type == each.NORMAL}
+        # SentencePiece joins the pair with the best result, and the library the pair that comes first.
+        merges = [(piece[:end], piece[end:]) for piece in sorted(scores, key=scores.__getitem__, reverse=True)
+                  for end in range(1, len(piece)) if piece[:end] in scores and piece[end:] in scores]
+        model = library.models.BPE(vocabulary, merges, unk_token=SPECIAL[UNK], fuse_unk=True, byte_fallback=True)
+    original, normalizers, decoders = library.Tokenizer(model), library.normalizers, library.decoders
+    rules = proto.normalizer_spec.precompiled_charsmap
+    original.normalizer = normalizers.Sequence([*([normalizers.Precompiled(rules)] if rules else []),
+                                                normalizers.Prepend(SPACE), normalizers.Replace(' ', SPACE)])
+    original.decoder = decoders.Sequence([
+        decoders.Replace(SPACE, ' '), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(' ', 1, 0)])
+    return original
 
 
 def _begins(tokenizer: Any, start: int | None) -> bool:

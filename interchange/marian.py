@@ -118,10 +118,13 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
     }
 
 
-def generation(orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> dict[str, Any]:
-    """Returns the field of generation_config.json that excludes the special tokens from all outputs."""
+def generation(orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
+    """Returns fields of generation_config.json: no output has special tokens, and `longest` is the limit of its length.
+
+    Without a limit, transformers ends every output after 20 tokens.
+    """
     excluded = {int(orders['target'][token]) for token in (PAD, BOS, UNK)} - {-1}
-    return {'bad_words_ids': [[token] for token in sorted(excluded)]}
+    return {'bad_words_ids': [[token] for token in sorted(excluded)], 'max_length': longest}
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:

@@ -40,6 +40,29 @@ def test_a_language_model_of_ours_has_the_same_logits_there(options, tmp_path):
     assert there == trained.tokenizers['text'].encode(text)
 
 
+@pytest.mark.parametrize('options', [FORMS['GPT-2'], FORMS['Llama'], FORMS['Llama'] | {'attention_bias': 'qkv'}],
+                         ids=['GPT-2', 'Llama', 'biases of queries, keys and values'])
+@pytest.mark.parametrize('kind, normalization', [('bpe', 'identity'), ('unigram', 'identity'), ('bpe', 'nfkc_cf'),
+                                                 ('unigram', 'nmt_nfkc')])
+def test_a_text_has_the_same_subwords_there(options, kind, normalization, tmp_path):
+    code = ['    return self.x', ' return', 'def f(a, b):', 'x = 1  # The ﬁne House']
+    tokenizer = train_tokenizer(iter(code * 20 + mixed_lines(300, words=1.0)), kind=kind, vocab_size=400,
+                                split_digits=True, normalization=normalization, indentation=True)
+    trained = random_model('language_model', options, tmp_path, tokenizer)
+    write_huggingface(trained, tmp_path)
+    there = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    # Normalised text of other scripts may differ: see interchange/huggingface_tokenizers.py.
+    lines = [*code, '  two  spaces ', *(mixed_lines(200, seed=5) if normalization == 'identity' else [])]
+    for line in lines:
+        if '\u2581' not in line:
+            tokens = there(line, add_special_tokens=False).input_ids
+            assert tokens == tokenizer.encode(line), line
+            assert there.decode(tokens) == tokenizer.decode(tokens)
+    logits = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()(torch.tensor([tokens])).logits
+    found = trained.module.apply({'params': trained.params}, jnp.asarray([tokens]))
+    np.testing.assert_allclose(found, logits.detach().numpy(), atol=1e-4)
+
+
 @pytest.mark.parametrize('sharing', ['all', 'target', 'none'])
 def test_a_translator_of_ours_has_the_same_logits_there(sharing, tmp_path):
     trained = random_model('transformer', {'norm_epsilon': 1e-5, 'share_embeddings': sharing}, tmp_path)
@@ -57,6 +80,7 @@ def test_a_translator_of_ours_has_the_same_logits_there(sharing, tmp_path):
     module = trained.module.clone(source_vocab_size=len(tokenizer), target_vocab_size=len(tokenizer))
     write_huggingface(trained, tmp_path)
     theirs = transformers.MarianMTModel.from_pretrained(tmp_path).eval()
+    assert theirs.generation_config.max_length == theirs.config.max_position_embeddings >= 1024
     source, target = rng.integers(4, len(tokenizer), (2, 3, 20))
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(target)).logits.numpy()

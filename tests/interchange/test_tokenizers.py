@@ -267,6 +267,14 @@ def test_a_written_tokenizer_begins_texts_as_the_run_does(make, begins, tmp_path
         assert theirs(text).input_ids == [begin] * begins + expected
 
 
+def test_special_tokens_keep_their_names(tmp_path):
+    model = originals.sentencepiece_model(model_type='bpe', bos_piece='<|start|>', eos_piece='<|end|>')
+    size = sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
+    write_text_tokenizer(sentencepiece_tokenizer(model, [None, 1, 2, 0], size), tmp_path, True)
+    written = json.loads((tmp_path / 'tokenizer_config.json').read_text())
+    assert [written[f'{kind}_token'] for kind in ('bos', 'eos', 'unk')] == ['<|start|>', '<|end|>', '<unk>']
+
+
 def test_further_end_tokens_are_named(tmp_path, caplog):
     read_with(tmp_path, beginning(), end=[2, 3, 0])
     assert 'eos_token_id has several end tokens. Only </s> (2) ends a text; <unk> (3) and a (0) do not' in caplog.text
