@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from analysis.compare import LOGS, OTHER_METRICS, is_metric, load_runs, results_table
+from analysis.compare import LOGS, METRIC_NAMES, is_metric, load_runs, results_table
 from analysis.sweeping import Progress, claim_directory, logged_regularly, planned_runs, read_sweep
 from command_line import flag_files_explained, run_script
 from configs.allowed import Between
 from configs.checks import config_from
 from configs.options import flatten
 from configs.sweeps import Overrides
-from configs.tasks import METRICS, TASKS
+from configs.tasks import TASKS
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded, write_text
 from runtime.locks import lock_directory
@@ -78,7 +78,9 @@ def main() -> None:
             raise UserError(f'--{flag.name} applies only to --executor=slurm. Add --executor=slurm')
     directory = expanded(WORKDIR.value)
     if REPORT.value:
-        return report(directory)
+        if not report(directory):
+            sys.exit(1)
+        return
     from input_pipeline.splits import asked_splits
     from runtime.executors import Job
 
@@ -87,7 +89,7 @@ def main() -> None:
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
         raise UserError(f'--split={SPLIT.value} consists of {len(splits)} test sets. Use one of {", ".join(splits)}')
     if METRIC.value and not is_metric(METRIC.value):
-        near = did_you_mean(METRIC.value, (*METRICS, *OTHER_METRICS))
+        near = did_you_mean(METRIC.value, METRIC_NAMES)
         raise UserError(f'--metric={METRIC.value}: there is no such metric'
                         f'{near or ". Use for example " + ", ".join(TASKS[config.task].metrics)}')
     if not GRID.value:
@@ -112,25 +114,37 @@ def main() -> None:
 
 
 def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor') -> None:
-    """Runs the jobs that are not finished, and reports the results. Exits with status 1 if a job has failed.
+    """Runs the jobs that are not finished, and reports the results.
 
-    A job that failed and was then finished by hand counts as finished.
+    A job that failed and was then finished by hand counts as finished. Exits with status 1 if a job has failed or has
+    found the disk full, otherwise with status 75 if a job was interrupted, otherwise with status 1 if no run has
+    --metric.
     """
+    from runtime.executors import FULL, INTERRUPTED, STOPPED
+
     runs = load_runs(directory)
     finished = {run.name for run in runs if run.trained and SPLIT.value in run.results}
     failed = {job.name for job in jobs if job.failure.exists()} - finished if not RETRY_FAILED.value else set()
     remaining = [job for job in jobs if job.name not in finished | failed]
     log.info('%d runs: %d finished, %d failed before, %d remaining, at most %d at a time',
              len(jobs), len(finished), len(failed), len(remaining), JOBS.value)
-    full = run_jobs(executor, remaining, Progress(runs, finished | failed, SPLIT.value, METRIC.value), len(jobs))
+    progress = Progress(runs, finished | failed, SPLIT.value, METRIC.value)
+    statuses = run_jobs(executor, remaining, progress, len(jobs))
+    full = [name for name, status in statuses.items() if status == FULL]
+    interrupted = [name for name, status in statuses.items() if status in STOPPED]
     if failures := [job.name for job in jobs if job.failure.exists() and job.name not in finished]:
         log.error('%d runs failed: %s. To run them again, add --retry_failed', len(failures), ' '.join(failures))
     if full:
         log.error('%d runs stopped because the disk is full: %s. Free some space, then run the same command again to '
                   'resume them', len(full), ' '.join(full))
-    report(directory)
-    if failures or full:
+    if interrupted:
+        log.error('%d runs were interrupted: %s. Run the same command again to resume them',
+                  len(interrupted), ' '.join(interrupted))
+    has_metric = report(directory)
+    if failures or full or not (has_metric or interrupted):
         sys.exit(1)
+    if interrupted:
+        sys.exit(INTERRUPTED)
 
 
 def make_executor(directory: Path) -> 'Executor':
@@ -152,16 +166,16 @@ def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[
             [*decode, f'--workdir={workdir}', f'--split={SPLIT.value}']]
 
 
-def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> list[str]:
+def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> dict[str, int]:
     """Runs jobs, and logs the progress and the result of each job.
 
     On Ctrl-C, a signal or an error, all runs save and stop.
 
-    Returns the names of the jobs that stopped because the disk is full.
+    Returns {name of the job: status}.
     """
     from runtime.executors import FULL, STOPPED
 
-    full = []
+    statuses = {}
 
     # Under nohup, SIGHUP is ignored, so the sweep continues when its terminal closes.
     hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
@@ -171,6 +185,7 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, to
         with logged_regularly(progress):
             for ended, (job, status) in enumerate(executor.run(jobs), total - len(jobs) + 1):
                 progress.end(job.name)
+                statuses[job.name] = status
                 if status == 0:
                     log.info('%d of %d: %s', ended, total,
                              ', '.join(filter(None, [f'{job.name} finished', progress.scores(job.name)])))
@@ -178,7 +193,6 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, to
                     log.info('%d of %d: run %s was interrupted. The same command resumes the run',
                              ended, total, job.name)
                 elif status == FULL:
-                    full.append(job.name)
                     log.error('%d of %d: run %s stopped because the disk is full. The end of %s:\n%s', ended, total,
                               job.name, job.log, last_lines(job.log))
                 else:
@@ -189,7 +203,7 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, to
         if isinstance(error, KeyboardInterrupt):
             log.info('the sweep was interrupted. Run the same command again to resume it')
         raise
-    return full
+    return statuses
 
 
 def last_lines(path: Path) -> str:
@@ -198,23 +212,29 @@ def last_lines(path: Path) -> str:
     return '\n'.join(f'    {line}' for line in [line for line in lines if line.strip()][-LOGGED_LINES:])
 
 
-def report(directory: Path) -> None:
-    """Prints the table of results, and writes the table and the plots into the directory of the sweep."""
+def report(directory: Path) -> bool:
+    """Prints the table of results, and writes the table and the plots into the directory of the sweep.
+
+    If no run has --metric, logs an error, and the plots show the default metric. Returns False in this case.
+
+    Raises:
+      UserError: if no run has scores of --split.
+    """
     runs = load_runs(directory)
     splits = {'train', 'validation', 'test'}.union(*(run.results for run in runs))
     if SPLIT.value not in splits:
         raise UserError(f'--split={SPLIT.value}: no run has scores of this split{did_you_mean(SPLIT.value, splits)}')
     measured = {name for run in runs for names in (run.curves, *run.results.values()) for name in names}
-    if METRIC.value and measured and not {METRIC.value, f'validation_{METRIC.value}'} & measured:
-        raise UserError(f'--metric={METRIC.value}: no run has this metric{did_you_mean(METRIC.value, measured)}')
+    has_metric = not (METRIC.value and measured) or bool({METRIC.value, f'validation_{METRIC.value}'} & measured)
+    metric = METRIC.value if has_metric else None
     from analysis.pictures import save_figure  # the import of matplotlib is slow, and --help does not need it
     from analysis.plots import plot_curves, plot_varied
 
     table = results_table(runs, split=SPLIT.value)
     print(table.markdown(), end='')
     write_text(directory / 'report.csv', table.csv())
-    save_figure(plot_curves(runs, METRIC.value), directory / 'curves.png')
-    save_figure(plot_varied(runs, METRIC.value, SPLIT.value), directory / 'varied.png')
+    save_figure(plot_curves(runs, metric), directory / 'curves.png')
+    save_figure(plot_varied(runs, metric, SPLIT.value), directory / 'varied.png')
     write_text(
         directory / 'report.md',
         f'# {directory.resolve().name}\n\nThe table shows the scores of decode.py on the whole {SPLIT.value} split, '
@@ -224,6 +244,10 @@ def report(directory: Path) -> None:
         f'{table.markdown()}\n![Learning curves](curves.png)\n\n'
         '![The metric as a function of the varied options](varied.png)\n')
     log.info('wrote %s, report.csv, curves.png and varied.png', directory / 'report.md')
+    if not has_metric:
+        log.error('--metric=%s: no run has this metric%s The plots show the default metric. For plots of another '
+                  'metric, use --report --metric=NAME', METRIC.value, did_you_mean(METRIC.value, measured) or '.')
+    return has_metric
 
 
 if __name__ == '__main__':

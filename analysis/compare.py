@@ -32,9 +32,11 @@ from runtime.files import expanded, read_json
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # folder next to sweep.json: NAME.log of each run and, after a failure, NAME.failed
 NOT_VARIED = ('seed', 'cache_dir')  # options in which runs of one setting may differ
-# Names of curves and of numbers in results that are not in METRICS.
-OTHER_METRICS = ('learning_rate', 'tokens_per_second', 'epoch', 'skipped_steps', 'seconds', 'compile_seconds',
-                 'resident_gb', 'device_gb', 'device_peak_gb', 'parameters')
+# Names of curves and of numbers in results, without the statistics of places. Some objectives add the last three.
+METRIC_NAMES = ('learning_rate', 'tokens_per_second', 'epoch', 'skipped_steps', 'seconds', 'compile_seconds',
+                'resident_gb', 'device_gb', 'device_peak_gb', 'parameters',
+                *(prefix + name for prefix in ('', 'train_', EVALUATED)
+                  for name in (*METRICS, 'alignment_loss', 'divergence', 'teacher_divergence')))
 
 log = logging.getLogger('allyouneed.compare')
 
@@ -85,11 +87,16 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """The state of the run as text: 'finished', 'failed: ...', 'at step 30 of 60' or 'not started'.
+        """The result of `state_on` for the validation split."""
+        return self.state_on('validation')
 
-        A folder with a model but without metrics is 'not trained here': an imported or an exported model.
+    def state_on(self, split: str) -> str:
+        """Returns the state of the run as text: 'finished', 'failed: ...', 'at step 30 of 60' or 'not started'.
+
+        A failed run that was finished by hand, with results on `split`, is 'finished'. A folder with a model but
+        without metrics is 'not trained here': an imported or an exported model.
         """
-        if self.failure and not (self.trained and self.results):  # a failed run may have been finished by hand
+        if self.failure and not (self.trained and split in self.results):
             return f'failed: {self.failure}'
         if self.trained:
             return 'finished'
@@ -115,7 +122,8 @@ class Spread(NamedTuple):
     deviation: float | None
 
     def __str__(self):
-        mean = f'{self.mean:,.0f}' if abs(self.mean) >= 1000 else f'{self.mean:#.4g}'
+        # Four digits of 999.95 are 1000.
+        mean = f'{self.mean:,.0f}' if abs(self.mean) >= 999.95 else f'{self.mean:#.4g}'
         if self.deviation is None:
             return mean
         return f'{mean} ± {self.deviation:,.{len(mean.partition(".")[2])}f}' if 'e' not in mean else (
@@ -134,7 +142,8 @@ class Table:
         for name in self.columns:
             values = [row.get(name) for row in self.rows]
             align = str.rjust if all(isinstance(value, int | float | Spread | None) for value in values) else str.ljust
-            cells = [name, *(_cell(value, bold) for value, bold in zip(values, _best(name, values), strict=True))]
+            best = [False, *_best(name, values)]
+            cells = [_cell(value, bold) for value, bold in zip([name, *values], best, strict=True)]
             width = max(map(len, cells))
             rule = '-' * (width - 1) + ':' if align is str.rjust else '-' * width
             cells = [align(cell, width) for cell in cells]
@@ -184,10 +193,10 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
 def is_metric(name: str) -> bool:
     """Returns whether runs may have a curve or a score of this name, or an evaluation may have measured it.
 
-    Names such as 'train_loss' and 'validation_bleu' are accepted without a further check. The same is true for
-    statistics of places, which have a slash in their names (config.track.places).
+    Statistics of places have a slash in their names (config.track.places). These names are accepted without a further
+    check.
     """
-    return name in (*METRICS, *OTHER_METRICS) or name.startswith(('train_', EVALUATED)) or '/' in name
+    return name in METRIC_NAMES or '/' in name
 
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
@@ -267,7 +276,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
     Args:
       runs: the result of `load_runs`.
       varied: the options to show; by default all options that differ between runs.
-      split: the split of the scores.
+      split: the split of the scores and of the states.
 
     Returns:
       A table with the columns: the varied options by their short names, metrics, 'seeds' if any setting has more than
@@ -289,7 +298,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
         row['parameters'] = next((results['parameters'] for results in scored if 'parameters' in results), None)
         if speeds := [run.speed for run in setting if run.speed is not None]:
             row['tokens/s'] = round(statistics.fmean(speeds))
-        states = collections.Counter(run.state for run in setting)
+        states = collections.Counter(run.state_on(split) for run in setting)
         row['state'] = ', '.join(f'{count} {state}' if len(states) > 1 else state for state, count in states.items())
         rows.append(row)
     columns = [*(short[option] for option in varied), *(name for name in METRICS if any(name in row for row in rows)),
@@ -334,9 +343,11 @@ def _best(column: str, values: Sequence[Any]) -> list[bool]:
 
 
 def _cell(value: Any, bold: bool) -> str:
+    """Returns a value as the text of a cell in Markdown, which has one line and no unescaped `|`."""
     if value is None:
         return ''
     text = f'{value:,}' if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    text = ' '.join(text.splitlines()).replace('|', r'\|')
     return f'**{text}**' if bold else text
 
 

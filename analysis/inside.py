@@ -52,17 +52,20 @@ class Result(NamedTuple):
 
 
 def examples(run: Run, request: Request) -> list[Any]:
-    """Returns the first examples of a split: pairs, or outputs of a language model.
+    """Returns the first examples of a split: pairs, or outputs of a language model. 'test' stands for all test sets.
 
     Raises:
       UserError: if the run does not write text, or the split does not exist.
     """
-    split, *_ = asked_splits(request.split, run.config.data)
+    splits = asked_splits(request.split, run.config.data)
     data, model = run.data(), run.model
     if isinstance(model, Translator):
-        return data.pairs(split)[:request.count]  # pyright: ignore[reportAttributeAccessIssue]
+        pairs = [pair for name in splits for pair in data.pairs(name)]  # pyright: ignore[reportAttributeAccessIssue]
+        return pairs[:request.count]
     as_output(run, ('', 'a'))  # raises an error for a model of images or series
-    return [output for output, _ in model.examples(data, split, request.count, run.options)]  # pyright: ignore
+    outputs = [output for name in splits
+               for output, _ in model.examples(data, name, request.count, run.options)]  # pyright: ignore
+    return outputs[:request.count]
 
 
 def importance(run: Run, request: Request) -> Result:

@@ -134,8 +134,10 @@ class Request:
         for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):
             if values[name] == '':
                 raise UserError(f'--{name}= is empty. Set it to a name, or remove the flag')
-        if self.output == '-':
-            raise UserError('--output=-: answers go to stdout without --output. Remove the flag')
+        for name in ('output', 'alignments', 'explain', 'pictures'):
+            if values[name] == '-':
+                raise UserError(f'--{name}=-: only the answers go to stdout, without --output. Set --{name} to a name, '
+                                'or remove the flag')
         paths: dict[str, str] = {}
         for name in FILES:
             path = '-' if values[name] == '-' and name in STDIN else values[name] and os.path.realpath(values[name])

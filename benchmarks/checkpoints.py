@@ -17,6 +17,7 @@ from ml_collections import config_flags
 
 from command_line import run_script
 from configs.checks import config_from
+from runtime.files import expanded
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 EVERY = flags.DEFINE_integer('every', 200, 'Steps per block.', lower_bound=1)
@@ -25,6 +26,7 @@ FOLDER = flags.DEFINE_string('folder', None, 'A folder for temporary checkpoints
 
 
 def main() -> None:
+    parent = expanded(FOLDER.value) if FOLDER.value else None
     import jax  # these imports take seconds, and --help does not need them
 
     from benchmarks.measure import report
@@ -76,7 +78,7 @@ def main() -> None:
         return time.perf_counter() - began
 
     block()  # compiles the train step for all shapes
-    with tempfile.TemporaryDirectory(dir=FOLDER.value) as folder, open_checkpoints(Path(folder)) as checkpoints:
+    with tempfile.TemporaryDirectory(dir=parent) as folder, open_checkpoints(Path(folder)) as checkpoints:
         block(checkpoints)  # compiles the programs that a save needs
         pairs = [(block(checkpoints), block()) for _ in range(PAIRS.value)]
     saving, never = ([pair[index] for pair in pairs] for index in range(2))

@@ -101,7 +101,7 @@ def _wrong_together(config: ConfigDict, values: Mapping[str, Any], wrong: Mappin
         tasks = [name for name, task in TASKS.items() if config.model.kind in task.models]
         return {'task': f'must be {" or ".join(tasks)} for model.kind={config.model.kind}'}
     problems = {name: (f'has no effect with {reason}={values[reason]}. '
-                       f'Leave it at its default, {written(DEFAULTS[name])}')
+                       f'Set it to its default, {written(DEFAULTS[name])}')
                 for name, reason in unused(values).items()}
     if config.eval.metric not in task.metrics:
         problems['eval.metric'] = (f'must be one of {", ".join(task.metrics)} for task={config.task}'

@@ -62,7 +62,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
 
     def needs(option: str, other: str) -> Rule:
         return Rule(option, values[option] != DEFAULTS[option], bool(values[other]),
-                    f'has no effect without {other}. Leave it at its default, {DEFAULTS[option]!r}, or set {other}')
+                    f'has no effect without {other}. Set it to its default, {DEFAULTS[option]!r}, or set {other}')
 
     return [
         Rule('model.num_heads', is_used('model.num_heads', values) and not (model.d_k and model.d_v),
@@ -99,7 +99,9 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              f'must divide data.context={data.context} and data.horizon={data.horizon}'),
         Rule('data.validation_share', bool(data.file), data.validation_share > 0,
              f'must be above 0, because the validation split is a part of data.file={data.file}'),
-        Rule('data.file', bool(data.file), not data.dir, f'must not be combined with data.dir={data.dir}'),
+        Rule('data.file', bool(data.file), not data.dir,
+             f'must not be combined with data.dir={data.dir}. Clear one option: --config.data.file= or '
+             '--config.data.dir='),
         Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),
         Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents'),
              'must be one name, because only folders and datasets of text can have several test sets'),

@@ -94,7 +94,8 @@ def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
 def check_places(config: ConfigDict) -> None:
     """Checks the places in config.train.edits and config.track.places, before a run directory is created.
 
-    The names of places do not depend on the data. So this function reads no data.
+    The names of places depend neither on the data nor on the stem of a model of patches, which has no places. So this
+    function reads no data, and uses the linear stem. `model.build.check_fits` checks the stem.
 
     Raises:
       UserError: if an edit or a place does not exist.
@@ -106,7 +107,8 @@ def check_places(config: ConfigDict) -> None:
     example = jnp.zeros((1, patch, 1))
     inputs = {'translator': {'source': tokens, 'target': tokens}, 'generator': {'tokens': tokens},
               'predictor': {'inputs': example}, 'forecaster': {'inputs': example, 'following': example}}
-    places = places_of(build_model(config.model, **sizes), {}, inputs[TASKS[config.task].answerer])
+    model = {**config.model, 'patches': {**config.model.patches, 'stem': 'linear'}}
+    places = places_of(build_model(model, **sizes), {}, inputs[TASKS[config.task].answerer])
     if config.train.edits:
         _trained_editor(config, places)
     tracked_places(config, places)
@@ -284,7 +286,11 @@ class Run:
 
     def _prepared(self, inputs: Any) -> Any:
         """Returns inputs for `inspect`: raw images or series in the encoding of the training inputs, or texts."""
-        return self.model.form.prepare(inputs) if isinstance(self.model, Predictor) else inputs
+        if not isinstance(self.model, Predictor):
+            return inputs
+        # NumPy reads arrays and sequences, but not other iterables such as generators.
+        is_iterator = isinstance(inputs, Iterable) and not hasattr(inputs, '__getitem__')
+        return self.model.form.prepare(list(inputs) if is_iterator else inputs)
 
     def _noted(self, outputs: list[Output]) -> list[Output]:
         """Returns the outputs. Logs a warning if the inputs have characters that are not in the vocabulary."""

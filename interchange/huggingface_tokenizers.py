@@ -38,11 +38,16 @@ Content = TypeVar('Content')
 log = logging.getLogger('allyouneed.import')
 
 
+class _AddedToken(msgspec.Struct):
+    content: str
+
+
 class _TokenizerConfig(msgspec.Struct):
     """The fields of tokenizer_config.json that affect how a text is tokenized."""
     separate_vocabs: bool = False
     add_bos_token: bool | None = None
     unk_token: str | dict[str, Any] | None = None
+    added_tokens_decoder: dict[str, _AddedToken] = {}
 
 
 def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenizer]:
@@ -78,32 +83,31 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
     """Returns the tokenizer of a language model, and whether every text begins with the tokenizer's start token.
 
     Reads the first of these files that exists: tokenizer.json, tokenizer.model (SentencePiece), or vocab.json with
-    merges.txt (GPT-2).
+    merges.txt (only GPT-2).
 
     Raises:
       UserError: if none of the files exists, or if a file is damaged or does not belong to the model of config.json.
     """
-    size, own = config.vocab_size, _tokenizer_config(folder)
+    own = _tokenizer_config(folder)
     if os.path.lexists(path := folder / 'tokenizer.json'):  # a pipe or a broken link is an error, not a missing file
         content = _read(path, lambda: read_bytes(path).decode())
         original = _read(path, lambda: tokenizers_library().Tokenizer.from_str(content))
+        tokenizer, begins = _of_library(path, config, own, original)
     elif os.path.lexists(path := folder / 'tokenizer.model'):
-        tokenizer = _sentencepiece(path, config)
-        _warn_of_further_ends(folder, config, tokenizer)
-        return tokenizer, own.add_bos_token is not False
+        tokenizer, begins = _sentencepiece(path, config, own)
     elif (path := folder / 'vocab.json').is_file():
+        if config.model_type != 'gpt2':  # other families split texts by other rules, which vocab.json does not contain
+            raise UserError(f'{folder} has no tokenizer.json, and model_type={config.model_type} needs it. Load the '
+                            'tokenizer with AutoTokenizer, and save it again with save_pretrained')
         _require(folder, ('merges.txt',))
-        _vocabulary(path, size)
+        _vocabulary(path, config.vocab_size)
         original = _read(path, lambda: byte_level_bpe(path, folder / 'merges.txt'))
+        tokenizer, begins = _of_library(path, config, own, original)
     else:
         raise UserError(f'{folder} has no tokenizer.json, no tokenizer.model and no vocab.json. {ADVICE}')
-    _check_size(path, max(original.get_vocab().values(), default=-1) + 1, size)
-    unknown = json.loads(original.to_str())['model'].get('unk_token')
-    special = _special(folder, config, None if unknown is None else original.token_to_id(unknown))
-    tokenizer = _read(path, lambda: tokenizers_tokenizer(original.to_str(), special, size))
     _warn_of_further_ends(folder, config, tokenizer)
-    begins = _read(path, lambda: _begins(original, special[BOS]))
-    return tokenizer, begins if own.add_bos_token is None else own.add_bos_token
+    _warn_of_added_tokens(folder, own, tokenizer)
+    return tokenizer, begins
 
 
 def byte_level_bpe(vocabulary: Path, merges: Path) -> Any:
@@ -222,11 +226,15 @@ def _with_subwords(tokenizer: SubwordTokenizer) -> Any:
     return original
 
 
-def _begins(tokenizer: Any, start: int | None) -> bool:
-    """Returns whether `tokenizer`, an object of the library, adds the start token. Removes padding and truncation."""
+def _added_start(tokenizer: Any) -> int | None:
+    """Returns the id of the token that `tokenizer`, an object of the library, adds at the start of a text, or None.
+
+    Removes padding and truncation.
+    """
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    return tokenizer.encode('a').ids[:1] == [start]
+    encoding = tokenizer.encode('a')
+    return encoding.ids[0] if encoding.special_tokens_mask[:1] == [1] else None
 
 
 def _with_start(content: str, begins: bool, name: str, start: int) -> str:
@@ -239,7 +247,7 @@ def _with_start(content: str, begins: bool, name: str, start: int) -> str:
       start: the id of the start token in the library.
     """
     library = tokenizers_library()
-    if _begins(library.Tokenizer.from_str(content), start) == begins:
+    if _added_start(library.Tokenizer.from_str(content)) == (start if begins else None):
         return content
     tokenizer = library.Tokenizer.from_str(content)
     tokenizer.post_processor = library.processors.TemplateProcessing(
@@ -256,27 +264,73 @@ def _warn_of_further_ends(folder: Path, config: ForeignConfig, tokenizer: Foreig
                     first, ' and '.join(others))
 
 
-def _sentencepiece(path: Path, config: ForeignConfig) -> ForeignTokenizer:
-    model = read_bytes(path)
+def _warn_of_added_tokens(folder: Path, own: _TokenizerConfig, tokenizer: ForeignTokenizer) -> None:
+    """Logs a warning if the folder lists added tokens that the vocabulary of the tokenizer lacks."""
+    added = [token.content for token in own.added_tokens_decoder.values()]
+    if os.path.lexists(path := folder / 'added_tokens.json'):
+        added += read_as(path, dict[str, Count], ADVICE)
+    names = {tokenizer.name_of(int(number)) for number in tokenizer.order}
+    if missing := [token for token in dict.fromkeys(added) if token not in names]:
+        log.warning('%s: the vocabulary lacks added tokens: %s (%d in total). They are split like other text. To '
+                    'import them, load the tokenizer with AutoTokenizer, and save it again with save_pretrained. This '
+                    'writes a tokenizer.json that contains them', folder, ', '.join(missing[:3]), len(missing))
+
+
+def _of_library(path: Path, config: ForeignConfig, own: _TokenizerConfig,
+                original: Any) -> tuple[ForeignTokenizer, bool]:
+    """Returns the tokenizer of `original`, an object of the library, and whether texts begin with the start token."""
+    _check_size(path, max(original.get_vocab().values(), default=-1) + 1, config.vocab_size)
+    content, added = original.to_str(), original.get_added_tokens_decoder()
+    start = _read(path, lambda: _added_start(original))
+    begins = start is not None if own.add_bos_token is None else own.add_bos_token
+    model = json.loads(content)['model']
+    name, unknown = model.get('unk_token'), model.get('unk_id')  # only unigram models have unk_id
+    special = _special(
+        path.parent, config, unknown if name is None else original.token_to_id(name), start if begins else None,
+        lambda number: original.id_to_token(number) is not None and not (number in added and added[number].special))
+    return _read(path, lambda: tokenizers_tokenizer(content, special, config.vocab_size)), begins
+
+
+def _sentencepiece(path: Path, config: ForeignConfig, own: _TokenizerConfig) -> tuple[ForeignTokenizer, bool]:
+    """Returns the tokenizer of a SentencePiece model, and whether texts begin with the start token."""
+    model, begins = read_bytes(path), own.add_bos_token is not False
     processor = _read(path, lambda: sentencepiece.SentencePieceProcessor(model_proto=model))
-    _check_size(path, processor.get_piece_size(), config.vocab_size)
-    return _read(path, lambda: sentencepiece_tokenizer(
-        model, _special(path.parent, config, processor.unk_id()), config.vocab_size))
+    _check_size(path, size := processor.get_piece_size(), config.vocab_size)
+    special = _special(
+        path.parent, config, processor.unk_id(), processor.bos_id() if begins and processor.bos_id() >= 0 else None,
+        lambda number: number < size and not (
+            processor.is_control(number) or processor.is_unknown(number) or processor.is_unused(number)))
+    return _read(path, lambda: sentencepiece_tokenizer(model, special, config.vocab_size)), begins
 
 
-def _special(folder: Path, config: ForeignConfig, unknown: int | None) -> list[int | None]:
+def _special(folder: Path, config: ForeignConfig, unknown: int | None, start: int | None,
+             is_text: Callable[[int], bool]) -> list[int | None]:
     """Returns the original ids of the tokens for padding, start, end and unknown text. A missing token has the id None.
 
     If the model has no start token, the end token is also the start token.
+
+    Args:
+      folder: the folder of config.json, for messages.
+      config: the content of config.json.
+      unknown: the id of the unknown token of the tokenizer, or None.
+      start: the id of the start token that the tokenizer adds to texts, or None. It overrides bos_token_id, as in
+        transformers. In the first Llama models, the two ids differ.
+      is_text: returns whether the token with an id is ordinary text. Such a token is not used as padding. For example,
+        pad_token_id=0, an old default of Llama, is the token `!` in byte-level BPE.
     """
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     end, begin, pad = ends[0] if ends else None, config.bos_token_id, config.pad_token_id
     if end is None or end < 0:
         raise UserError(f'{folder / "config.json"}: eos_token_id={config.eos_token_id}: the model needs an end token. '
                         'Set eos_token_id to the id of the token that ends a text')
-    begin = end if begin is None or begin < 0 else begin
+    begin = None if begin == -1 else begin
+    if None not in (begin, start) and begin != start:
+        log.warning('%s: bos_token_id=%d, but the tokenizer adds the start token %d to each text. The import uses %d',
+                    folder / 'config.json', begin, start, start)
+    begin = next(number for number in (start, begin, end) if number is not None)
     unknown = None if unknown in (begin, end) else unknown
-    return [None if pad in (-1, begin, end, unknown) else pad, begin, end, unknown]
+    pad = None if pad is None or pad in (-1, begin, end, unknown) or is_text(pad) else pad
+    return [pad, begin, end, unknown]
 
 
 def _read(path: Path, read: Callable[[], Content]) -> Content:

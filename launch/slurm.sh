@@ -11,11 +11,12 @@
 #
 # If any task ends with status 2, the job ends with 2: this is an error that the log explains. Otherwise, if a task ends with
 # 75 or is killed, the job is requeued, at most RESTARTS times (20). A task ends with 75 if it was asked to stop or has lost
-# another process.
+# another process. A requeued job appends to its log.
 #
 #SBATCH --job-name=allyouneed
 #SBATCH --cpus-per-task=8
 #SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 

@@ -12,20 +12,33 @@
 # does not return.
 cd "$(dirname "$0")/.." || exit 2
 
-run=
+run='' previous=''
 for argument; do
+  [[ $previous =~ ^--?workdir$ ]] && run=$argument
   [[ $argument =~ ^--?workdir=(.+)$ ]] && run=${BASH_REMATCH[1]}
+  previous=$argument
 done
+if [[ ! $run ]]; then
+  echo 'launch/tpu_vm.sh: --workdir is missing. Add --workdir=RUN to the arguments of the script' >&2
+  exit 2
+fi
 [[ $run =~ ^'~'(/.*)?$ ]] && run=$HOME${BASH_REMATCH[1]}  # train.py expands ~, but the shell does not after an = sign
-ended=${run:+$(dirname "$run")/.$(basename "$run").ended}
-[[ ! $ended ]] || rm -f "$ended"  # the file of an earlier start
+ended=$(dirname "$run")/.$(basename "$run").ended
+rm -f "$ended"  # the file of an earlier start
 
 child='' stopped=''
-trap 'stopped+=yes; [[ $child ]] && kill -TERM "$child"' TERM INT
+trap 'stopped+=yes; [[ $child ]] && kill -TERM "$child" 2> /dev/null' TERM INT
+
+# Starts a command in the background. The trap stops the command.
+start_child() {
+  "$@" &
+  child=$!
+  [[ ! $stopped ]] || kill -TERM "$child" 2> /dev/null  # if a signal arrived before the assignment
+}
 
 for ((start = 0; start <= ${RESTARTS:-100}; start++)); do
-  "${PYTHON:-python}" train.py "$@" &
-  child=$!
+  ((start == 0)) || echo "train.py ended with $status: starting it again" >&2
+  start_child "${PYTHON:-python}" train.py "$@"
   before=none
   while [[ $before != "$stopped" ]]; do  # a signal ends `wait` early; its status is then not that of train.py
     before=$stopped
@@ -33,14 +46,15 @@ for ((start = 0; start <= ${RESTARTS:-100}; start++)); do
     status=$?
   done
   ((status == 75 || status > 128)) && [[ ! $stopped ]] || break
-  sleep "${PAUSE:-10}"
+  start_child sleep "${PAUSE:-10}"  # in this time, another VM may write its last status
+  wait "$child"
   if [[ -s $ended ]]; then
     echo "train.py ended with $status, and on another VM for good with $(<"$ended")" >&2
     exit "$(<"$ended")"
   fi
-  echo "train.py ended with $status: starting it again" >&2
+  [[ ! $stopped ]] || break
 done
-if [[ $ended ]] && mkdir -p "$(dirname "$ended")" && new=$(mktemp "$ended.XXXXXX"); then
+if mkdir -p "$(dirname "$ended")" && new=$(mktemp "$ended.XXXXXX"); then
   echo "$status" > "$new" && mv "$new" "$ended"  # so that other scripts see a complete file or no file
 fi
 exit "$status"

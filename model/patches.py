@@ -134,12 +134,12 @@ class ConvolutionalStem(nn.Module):
     """Embeds the patches of images by convolutions, instead of by one product (Xiao et al. 2021, arXiv:2106.14881).
 
     Each convolution has 3 x 3 pixels and is followed by a norm and a ReLU. The first has stride 1. The others have
-    stride 2: they halve the image until one vector per patch remains, and double the width up to d_model. A linear layer
-    (a convolution of 1 x 1 pixels) is the last. So the vector of a patch also depends on pixels around the patch. The
-    paper reports that models with such a stem learn in fewer epochs. Two things differ from the paper: its first
-    convolution has stride 2, but small images lose details that way (compare the residual networks for CIFAR-10 in He et
-    al. 2016, arXiv:1512.03385, section 4.2); and it uses batch norm, while this stem uses the norm of the blocks, so that
-    examples do not depend on their batch.
+    stride 2: they halve the image until one vector per patch remains, and double the width up to d_model. A linear
+    layer (a convolution of 1 x 1 pixels) is the last. So the vector of a patch also depends on pixels around the patch.
+    The paper reports that models with such a stem learn in fewer epochs. Two things differ from the paper. Its first
+    convolution has stride 2, but small images lose details that way (the residual networks for CIFAR-10 also begin with
+    stride 1: He et al. 2016, arXiv:1512.03385, section 4.2). And it uses batch norm, while this stem uses the norm of
+    the blocks, so that examples do not depend on their batch.
 
     Attributes:
       config: options of config.model.

@@ -13,8 +13,7 @@ import hashlib
 import itertools
 import json
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ from configs.tasks import goodness
 from model import Params
 from model.adapters import merged
 from run_directory.checksums import by_path, checksums, path_tree, refuse_other_arrays, shapes
-from run_directory.progress import due_at
 from run_directory.records import METRICS_FILE, STEP, evaluations, saved_steps
 from run_directory.stored import read_arrays, stored_paths
 from runtime.agreement import different, exchange, from_leader, is_leader
@@ -77,35 +75,31 @@ def parameters_to_use(params: PyTree, opt_state: Any) -> PyTree:
 
 
 def checkpoint_options(config: ConfigDict) -> dict[str, Any]:
-    """Returns the arguments of `Checkpoints` for a run with this config.
-
-    With checkpoint.every_minutes, any step may be scheduled.
-    """
+    """Returns the arguments of `Checkpoints` for a run with this config."""
     return {'metric': config.eval.metric, 'keep_last': config.checkpoint.keep_last,
-            'keep_best': config.checkpoint.keep_best,
-            'scheduled': lambda step: due_at(step, config, minutes=math.inf).save}
+            'keep_best': config.checkpoint.keep_best}
 
 
 class Checkpoints:
     """The checkpoints of a run directory. The values of `metric` decide which checkpoint is the best.
 
-    `scheduled` returns whether the config schedules a checkpoint after a step. The remaining checkpoints were saved
-    because of a signal. They do not count as the last checkpoints, so that an interruption does not change which
-    checkpoints are kept and averaged. If there are only such checkpoints, they count.
+    A checkpoint that was saved only because of a signal does not count as one of the last checkpoints, so that an
+    interruption does not change which checkpoints are kept and averaged. If there are only such checkpoints, they
+    count. The reason is stored in the checkpoint, because the intervals of a resumed run may differ.
 
     Attributes:
       values: {step: value of `metric`} of all evaluations, from metrics.jsonl. The training loop adds new evaluations.
     """
 
-    def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1, keep_best: int = 1,
-                 scheduled: Callable[[int], bool] = lambda step: True):
+    def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1, keep_best: int = 1):
         self._folder = Path(workdir).absolute() / 'checkpoints'
         check_name(self._folder)
         if self._folder.exists() and not self._folder.is_dir():
             raise UserError(f'{self._folder} must be a folder, but is a file. Move the file to another place')
-        self._metric, self._keep_last, self._keep_best, self._scheduled = metric, keep_last, keep_best, scheduled
+        self._metric, self._keep_last, self._keep_best = metric, keep_last, keep_best
         self.values = dict(from_leader('the evaluations', lambda: list(evaluations(workdir, metric).items())))
         self._manager = None  # writes and deletes checkpoints; created by the first save
+        self._unscheduled: set[int] = set()  # saved only because of a signal; read when the manager is created
         self._saving = 0      # the last step for which a save was started
         self._restored: int | None = None  # the step of the restored checkpoint, or -1 if the leader found none
 
@@ -113,8 +107,10 @@ class Checkpoints:
         """Returns the steps of the complete checkpoints, oldest first."""
         return saved_steps(self._folder.parent)
 
-    def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
+    def save(self, step: int, state: Any, progress: dict[str, Any], *, scheduled: bool = True) -> None:
         """Writes the checkpoint of `step` in the background. `progress` must be valid JSON.
+
+        `scheduled` is False if the step is saved only because of a signal.
 
         Raises:
           UserError: if the disk is full, or was full during the previous save; if the processes have different copies
@@ -125,9 +121,11 @@ class Checkpoints:
             self._manager = self._open_manager()
         import orbax.checkpoint as ocp  # slow to import, so only where it is used
 
-        content = {'progress': progress, 'leaves': checksums(state), 'shapes': shapes(state)}
+        content = {'progress': progress, 'leaves': checksums(state), 'shapes': shapes(state), 'scheduled': scheduled}
         self._compare(step, content['leaves'])
         self._saving = step
+        if not scheduled:
+            self._unscheduled.add(step)
         with full_disk_explained(self._no_room):
             saved = self._manager.save(step, args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
@@ -215,8 +213,8 @@ class Checkpoints:
             return self._best_first(steps)[:1] or steps[-1:]
         if kind in ('average', 'best') and STEP.fullmatch(count) and int(count):
             order, option = ('last', 'keep_last') if kind == 'average' else ('best', 'keep_best')
-            candidates = self._last(steps)[::-1] if kind == 'average' else [*itertools.takewhile(
-                steps.__contains__, self._best_first(self.values))]
+            candidates = self._last(steps, self._read_unscheduled())[::-1] if kind == 'average' else [
+                *itertools.takewhile(steps.__contains__, self._best_first(self.values))]
             if int(count) > len(candidates):
                 raise UserError(f'checkpoint={choice}: training has kept only {len(candidates)} of the {order} '
                                 f'checkpoints, at steps {_listed(sorted(candidates)) or "none"}. Use a smaller number. '
@@ -331,20 +329,26 @@ class Checkpoints:
                 (self._folder / str(step)).rename(next(path for path in names if not path.exists()))
 
         from_leader('damaged checkpoints', rename)
+        self._unscheduled = self._read_unscheduled()
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(
             preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # left by a killed run
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Returns the steps to keep: the newest, the last `keep_last` that are scheduled and the best `keep_best`.
+        """Returns the steps to keep: the newest, the last `keep_last` that were scheduled and the best `keep_best`.
 
         `steps` are in ascending order.
         """
-        return {*steps[-1:], *self._last(steps), *self._best_first(steps)[:self._keep_best]}
+        return {*steps[-1:], *self._last(steps, self._unscheduled), *self._best_first(steps)[:self._keep_best]}
 
-    def _last(self, steps: Sequence[int]) -> list[int]:
-        """Returns the last `keep_last` of the scheduled steps. If no step is scheduled, all steps count."""
-        return ([step for step in steps if self._scheduled(step)] or [*steps])[-self._keep_last:]
+    def _last(self, steps: Sequence[int], unscheduled: set[int]) -> list[int]:
+        """Returns the last `keep_last` of the scheduled steps. If no step was scheduled, all steps count."""
+        return ([step for step in steps if step not in unscheduled] or [*steps])[-self._keep_last:]
+
+    def _read_unscheduled(self) -> set[int]:
+        """Returns the steps of the checkpoints that were saved only because of a signal."""
+        return set(from_leader('the checkpoints of signals', lambda: [
+            step for step in self.steps() if not _scheduled(self._folder / str(step))]))
 
     def _best_first(self, steps: Iterable[int]) -> list[int]:
         """Returns the evaluated steps among `steps`, best first. If values are equal, the earlier step comes first."""
@@ -418,6 +422,16 @@ def _progress(folder: Path) -> dict[str, Any]:
     if content.pop('sha256') != _digest(content):
         raise Damaged('progress/metadata does not match its checksum')
     return content
+
+
+def _scheduled(folder: Path) -> bool:
+    """Returns False if a checkpoint was saved only because of a signal.
+
+    Checkpoints of earlier versions do not contain the reason. They count as scheduled, and so do damaged checkpoints.
+    """
+    with contextlib.suppress(Exception):  # a damaged file may raise any type of exception
+        return _progress(folder).get('scheduled', True)
+    return True
 
 
 def _compare_checksums(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -59,7 +59,10 @@ def judge_all(values: Iterable[float], *, metric: str, patience: int) -> Progres
 
 
 class Due(NamedTuple):
-    """The actions that are due after a training step. The fields have the order in which the loop does the actions."""
+    """The actions that are due after a training step. The fields have the order in which the loop does the actions.
+
+    `save` is True if the config schedules a checkpoint. The loop also saves a checkpoint before it stops.
+    """
     log: bool
     save: bool
     stop: bool
@@ -81,5 +84,5 @@ def due_at(step: int, config: ConfigDict, *, minutes: float = 0.0, stop_requeste
     evaluate = last or step % config.eval.every == 0
     overdue = 0 < config.checkpoint.every_minutes <= minutes
     return Due(log=last or step % config.train.log_every == 0,
-               save=evaluate or stop_requested or overdue or step % config.checkpoint.every == 0,
+               save=evaluate or overdue or step % config.checkpoint.every == 0,
                stop=stop_requested, evaluate=evaluate)

@@ -41,6 +41,7 @@ VISIBLE = 20  # maximum time, in seconds, that the other processes wait for a fi
 # Files of a run. Other commands must not replace these files with their outputs.
 OWN = (CONFIG, CHANGES, LOCK, OWNER, KEPT, METRICS_FILE, 'checkpoints')
 SPLITS = ('train', 'validation')  # the splits that training reads
+MOST_NAMES = 12  # maximum number of files in a message
 # Options that name the data and the teacher. Their values may change if the content is the same, which training checks.
 NAMING_INPUTS = ('data.dir', 'data.file', 'train.teacher', 'train.teacher_checkpoint')
 RESTORE = 'Restore the file from a copy of the run'
@@ -151,8 +152,10 @@ class RunDirectory:
         before, now = read_json(self.path / KEPT / FINGERPRINTS, RESTORE).get('train', {}), data.fingerprint('train')
         names, held_out = self._opened['data.splits.test'], [before.get('cut_off'), now.get('cut_off')]
         if held_out == [['validation', 'test'], ['validation']] and 'test' not in names.split(','):
+            advice = f'Use test,{names}' if '/' not in names and names not in SPLITS else (
+                f'Move or link the files of {names} into config.data.dir under another name NAME, and use test,NAME')
             raise UserError(f'config.data.splits.test={names}: the test data that was held out when the run began '
-                            f'would return to the training data. Use test,{names}')
+                            f'would return to the training data. {advice}')
         raise UserError(f'the data has changed since the run in {self.path} began: {"; ".join(changed)}. Restore the '
                         'previous data, or use another --workdir')
 
@@ -341,7 +344,8 @@ def has_fingerprints(workdir: Path) -> bool:
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
     """Returns one message for each split with changed data, such as 'train: train.en, train.de' (the changed files).
 
-    The data of a file or a folder is unchanged if only its name has changed.
+    The messages also name files that are no longer read: they are missing, or they are hidden files, which earlier
+    versions read. The data of a file or a folder is unchanged if only its name has changed.
     """
     path = workdir / KEPT / FINGERPRINTS
     saved = read_json(path, RESTORE)
@@ -351,9 +355,12 @@ def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
             raise UserError(f'{path} is damaged: {split} is not a JSON object. {RESTORE}')
         current = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
         if split in saved and _without_names(current) != _without_names(saved[split]):
-            digests = [digest for _, digest in _files(saved[split])]
-            names = [name for name, digest in _files(current) if digest not in digests]
-            changed.append(f'{split}: {", ".join(names) or "its text"}')
+            before, now = _files(saved[split]), _files(current)
+            digests, kept = [digest for _, digest in before], [value for file in now for value in file]
+            names = [name for name, digest in now if digest not in digests]
+            names += [f'{name} (no longer read)' for name, digest in before if name not in kept and digest not in kept]
+            more = f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''
+            changed.append(f'{split}: {", ".join(names[:MOST_NAMES]) + more or "its text"}')
     return changed
 
 

@@ -24,6 +24,7 @@ import inference
 from input_pipeline.array_batches import ArrayPlan
 from model.build import build_model
 from run_directory.checkpoints import Checkpoints
+from run_directory.progress import due_at
 from runtime.errors import UserError, full_disk, full_disk_explained
 from tests.tiny_run import outcome, said, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
@@ -158,6 +159,8 @@ def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypa
     step = steps(tmp_path / 'run')[-1]
     assert f'stopped by {number.name}: at step {step}, which is saved. Run the same command again' in said.text
     assert signal.getsignal(number) not in (None, signal.SIG_IGN)
+    written = json.loads((tmp_path / 'run' / 'checkpoints' / str(step) / 'progress' / 'metadata').read_text())
+    assert written['scheduled'] == due_at(step, tiny_config(cache)).save
     start(tmp_path / 'run', tiny_config(cache))
     assert outcome(tmp_path / 'run') == outcome(whole)
 
@@ -313,8 +316,8 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(tmp_path, cac
         return step(self, state, batch)
 
     monkeypatch.setattr(loop.Compiled, 'train', watched)
-    monkeypatch.setattr(loop.Checkpoints, 'save', lambda self, number, state, _: number == 12 and states.append(
-        jax.device_get(state)))
+    monkeypatch.setattr(loop.Checkpoints, 'save', lambda self, number, state, *_, **__: (
+        number == 12 and states.append(jax.device_get(state))))
     config = tiny_config(cache, train__skip_nonfinite=2, train__log_every=1, eval__every=99, checkpoint__every=99,
                          optimizer__schedule='cosine', optimizer__peak=0.01, optimizer__final=0.0,
                          optimizer__weight_decay=0.0, optimizer__clip=0.0)

@@ -20,7 +20,7 @@ from analysis.compare import RunRecord
 from analysis.sweeping import Progress, logged_regularly, planned_runs, read_sweep
 from configs import demo
 from configs.options import flatten
-from runtime.executors import FULL, Job, Local
+from runtime.executors import FULL, INTERRUPTED, Job, Local
 
 ROOT = Path(__file__).parent.parent
 TRAIN = '''
@@ -380,6 +380,18 @@ fcntl.flock = no_locks
     done = sweep(bench, heads=[1], seeds=1)
     assert done.returncode == 0 and 'num_heads=1,seed=0 finished' in done.stderr, done.stderr
     assert f'{bench}/out cannot be locked (No locks available)' in done.stderr
+
+
+@pytest.mark.slow
+def test_a_sweep_lists_interrupted_runs_and_ends_with_their_status(bench):
+    """With 75, or with 1 if a run has also failed."""
+    script = bench / 'train.py'
+    script.write_text(script.read_text().replace("'Traceback: two heads are bad luck'", '1 if seed else 75'))
+    done = sweep(bench, heads=[2, 1], seeds=1)
+    line = '1 runs were interrupted: num_heads=2,seed=0. Run the same command again to resume them'
+    assert done.returncode == INTERRUPTED and line in done.stderr
+    more = sweep(bench, heads=[2, 1], seeds=2)
+    assert more.returncode == 1 and line in more.stderr and '1 runs failed: num_heads=2,seed=1.' in more.stderr
 
 
 def test_a_log_on_a_full_disk_is_no_failure(tmp_path):

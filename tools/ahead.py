@@ -19,13 +19,15 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from configs.tasks import TASKS
+from configs.tasks import SUBWORDS, TASKS
 from inference.search import Beam, Vocabulary
 from input_pipeline.batches import ROWS as MULTIPLE
 from input_pipeline.batches import Batch
-from input_pipeline.tokenizer import BOS, EOS, PAD
+from input_pipeline.data import read_sizes
+from input_pipeline.tokenizer import BOS, EOS, PAD, ByteTokenizer
 from model.build import build_model
 from model.evaluation import forward
+from run_directory.trained import vocabulary_from
 from runtime.errors import UserError
 from runtime.files import naming
 from tools.chips import Topology
@@ -100,14 +102,30 @@ def devices_of(topology: Topology) -> Devices:
     return list(description.devices)
 
 
-def assumed_sizes(config: ConfigDict) -> dict[str, int]:
-    """Returns the vocabulary sizes in a recipe. A plan assumes that learned vocabularies have these sizes."""
-    size, data = config.data.tokenizer.vocab_size, TASKS[config.task].data
+def assumed_sizes(config: ConfigDict) -> dict[str, Any]:
+    """Returns the sizes from which a plan builds the model, as in sizes.json. Reads no data.
+
+    If the new run takes the vocabulary of another run (config.train.init_from), the result is the sizes.json of that
+    run. Otherwise, a plan assumes config.data.tokenizer.vocab_size subwords. Bytes have a fixed vocabulary, and a
+    vocabulary of characters is assumed to have the same size.
+
+    Raises:
+      UserError: if plans do not support the task, or the other run cannot be read.
+    """
+    if run := vocabulary_from(config):
+        return read_sizes(run, config.task)
+    tokenizer, data = config.data.tokenizer, TASKS[config.task].data
+    size = tokenizer.vocab_size if tokenizer.kind in SUBWORDS else len(ByteTokenizer())
     if data == 'pairs':
         return {'source_vocab_size': size, 'target_vocab_size': size}
     if data == 'documents':
         return {'vocab_size': size}
     raise UserError(f'config.task={config.task}: must be translation or language_model for a plan')
+
+
+def vocabulary_size(sizes: Mapping[str, Any]) -> int:
+    """Returns the number of tokens that a model predicts. `sizes` are the result of `assumed_sizes`."""
+    return sizes['target_vocab_size' if 'target_vocab_size' in sizes else 'vocab_size']
 
 
 def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> tuple[Batch, int]:
@@ -136,6 +154,7 @@ class Recipe:
       config: the recipe's options.
       batch: the result of `assumed_batch`.
       rows: the number of rows of the batch, without padding rows.
+      sizes: the result of `assumed_sizes`.
       module: the model.
       parts: the arguments of `training.compiled.Compiled`.
     """
@@ -151,7 +170,8 @@ class Recipe:
                             'option')
         self.config = config
         self.batch, self.rows = assumed_batch(config, length, shares * config.train.accumulate)
-        self.module = build_model(config.model, **assumed_sizes(config), pad=PAD)
+        self.sizes = assumed_sizes(config)
+        self.module = build_model(config.model, **self.sizes, pad=PAD)
         length, limit = self.batch['targets'].shape[1], self.module.length_limit
         if limit and length > limit:
             raise UserError(f'--length={length}: config.model.position=learned supports at most '
@@ -175,11 +195,17 @@ class Recipe:
         step = functools.partial(train_step, apply=forward(self.module), optimizer=self.optimizer, **self.parts)
         return matmul_flops(step, nn.unbox(self.boxed), self.batch)
 
-    def for_parts(self, config: ConfigDict) -> 'Recipe':
-        """Returns a copy of the recipe for `config`. Only parallel and train.accumulate may differ."""
-        assert self.flops  # cached here, so that the copies share `flops` and `boxed`
-        recipe = copy.copy(self)
+    def for_parts(self, config: ConfigDict, shares: int) -> 'Recipe':
+        """Returns a copy of the recipe for `config`, with the padding rows that `shares` devices need.
+
+        Only parallel and train.accumulate may differ. The copy is not traced again: its operations are proportional to
+        the number of rows.
+        """
+        assert self.flops and self.boxed  # cached here, so that the copies share them
+        recipe, (rows, length) = copy.copy(self), self.batch['targets'].shape
         recipe.config, recipe.parts = config, self.parts | {'accumulate': config.train.accumulate}
+        recipe.batch, recipe.rows = assumed_batch(config, length, shares * config.train.accumulate)
+        recipe.flops = self.flops * len(recipe.batch['targets']) // rows
         return recipe
 
     @property

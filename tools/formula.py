@@ -15,11 +15,13 @@ from ml_collections import ConfigDict
 
 from configs.options import flatten, is_used
 from kernels.cross_entropy import tiles
-from tools.ahead import Figures, Recipe
+from runtime.errors import UserError
+from tools.ahead import Figures, Recipe, vocabulary_size
 from tools.chips import Bounds, Topology, link_seconds
 from tools.program import Collective
 from training.mesh import RULES
 
+KINDS = 'transformer', 'language_model'  # the values of model.kind that the formula describes
 # Bytes of traffic per stored parameter: the parameter and two moments are read and written, and the gradient is read
 # for the update and for the gradient norm.
 MOMENTS = 30
@@ -42,9 +44,16 @@ def bounds(figures: Figures, topology: Topology, mesh: Mapping[str, int]) -> Bou
 
 
 def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
-    """Returns the estimated cost of a train step on a mesh, without compiling the step."""
+    """Returns the estimated cost of a train step on a mesh, without compiling the step.
+
+    Raises:
+      UserError: if the model is not one of `KINDS`.
+    """
     config, batch = recipe.config, recipe.batch['targets'].shape
     model, devices = config.model, math.prod(mesh.values())
+    if model.kind not in KINDS:
+        raise UserError(f'config.model.kind={model.kind}: the formula supports only {" and ".join(KINDS)}. Compile a '
+                        'plan for TPUs, such as --topology=v5e:4x4 without --formula and --search')
     used, held = (_count(recipe.boxed.params, mesh, axes) for axes in (('tensor',), ('fsdp', 'tensor')))
     state = _count(recipe.boxed, mesh, ('fsdp', 'tensor'))
     tensor, shares = mesh['tensor'], mesh['data'] * mesh['fsdp']
@@ -54,7 +63,7 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
         layers += model.num_decoder_layers or model.num_layers
     width, inner = model.d_model, model.d_ff / tensor
     scores = model.num_heads / tensor * batch[1]
-    vocabulary = config.data.tokenizer.vocab_size
+    vocabulary = vocabulary_size(recipe.sizes)
     count, _ = tiles(batch[0] // config.train.accumulate, batch[1], vocabulary, devices)
     table = vocabulary * width / tensor
     per_layer = 2 * tokens * (STREAM * width + INNER * inner + 3 * scores)

@@ -68,7 +68,7 @@ def main() -> None:
         plan = planning.compiled(config, topology, LENGTH.value, expanded(KEEP.value) if KEEP.value else None,
                                  decode=DECODE.value)
     if not plan.fits:
-        raise planning.too_large(plan, plan.train.peak)
+        raise planning.too_large(plan.config, topology, LENGTH.value, plan.train.peak)
     print(json.dumps(plan.to_dict(), indent=2) if JSON.value else planning.described(plan))
     if SEARCH.value and not JSON.value:
         print(f'best: {planning.as_flags(plan)}')

@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 
 from configs.options import AXES
 from runtime.errors import UserError
-from tools.ahead import Ahead, Figures, Recipe, TooLarge, devices_of, keep
+from tools.ahead import Ahead, Figures, Recipe, TooLarge, assumed_sizes, devices_of, keep, vocabulary_size
 from tools.chips import Bounds, Topology
-from tools.formula import bounds, candidates, estimate
+from tools.formula import KINDS, bounds, candidates, estimate
 from training.summary import duration
 
 log = logging.getLogger('allyouneed.plan')
@@ -132,8 +132,7 @@ def compiled(config: ConfigDict, topology: Topology, length: int | None = None, 
     try:
         figures = ahead.figures(ahead.train)
     except TooLarge as error:
-        plan = estimated(recipe, topology, mesh)
-        raise too_large(plan, error.needed or plan.train.peak, error.available) from None
+        raise too_large(config, topology, length, error.needed, error.available) from None
     log.info('compiled in %s', duration(time.perf_counter() - began))
     if path:
         keep(ahead.train, path)
@@ -143,20 +142,25 @@ def compiled(config: ConfigDict, topology: Topology, length: int | None = None, 
                 ahead.figures(ahead.decode) if decode else None)
 
 
-def too_large(plan: Plan, needed: float, available: float | None = None) -> TooLarge:
-    """Returns the error for a plan that needs too much memory. The message suggests options that need less memory.
+def too_large(config: ConfigDict, topology: Topology, length: int | None, needed: float | None,
+              available: float | None = None) -> TooLarge:
+    """Returns the error for a recipe that needs too much memory. The message suggests options that need less memory.
 
-    The suggested options have the same batch as the plan. Their memory is computed by the formula and not compiled.
+    The suggested options have the same batch as the recipe. Their memory is computed by the formula and not compiled.
 
     Args:
-      plan: the plan that does not fit.
-      needed: bytes of memory that a step needs.
+      config: the recipe that does not fit.
+      topology: the devices.
+      length: the number of tokens of each sentence.
+      needed: bytes of memory that a step needs; None if the compiler did not report this number.
       available: bytes of a device's memory, if the compiler reported this number.
     """
-    problem = (f'{plan.topology}: a device has {gibibytes(available or plan.topology.chip.memory)}, but the step needs '
-               f'about {gibibytes(needed)}')
-    for candidate in ranked(plan.config, plan.topology, plan.shape[1]):
-        if candidate.fits and candidate.config.batch == plan.config.batch:
+    problem = (f'{topology}: a device has {gibibytes(available or topology.chip.memory)}, but the step needs '
+               + (f'about {gibibytes(needed)}' if needed else 'more'))
+    if config.model.kind not in KINDS:
+        return TooLarge(f'{problem}. Use more or larger chips, or reduce the model or the batch', needed, available)
+    for candidate in ranked(config, topology, length):
+        if candidate.fits and candidate.config.batch == config.batch:
             return TooLarge(f'{problem}. By formula, these options would fit: {as_flags(candidate)}', needed, available)
     return TooLarge(f'{problem}. By formula, no mesh, remat or train.accumulate would fit. Use more or larger chips, '
                     'or reduce config.model.d_model, config.model.num_layers or the batch', needed, available)
@@ -165,17 +169,16 @@ def too_large(plan: Plan, needed: float, available: float | None = None) -> TooL
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
     """Returns a plan for every candidate of a search, with costs by formula.
 
-    Plans that fit into memory come before plans that do not fit. In both groups, faster plans come first.
+    Plans that fit into memory come before plans that do not fit. In both groups, faster plans come first. If the
+    devices do not divide the rows, a plan includes the cost of padding rows, but not their tokens.
     """
     recipes, plans = {}, []
     for candidate in candidates(topology, config):
         key = (candidate.model.remat, candidate.model.remat_keep, candidate.batch.tokens, candidate.batch.rows)
         if key not in recipes:
             recipes[key] = Recipe(candidate, length)
-        recipe, parallel = recipes[key], candidate.parallel
-        if len(recipe.batch['targets']) % (parallel.data * parallel.fsdp * candidate.train.accumulate):
-            continue  # the step would compute padding rows
-        plans.append(estimated(recipe.for_parts(candidate), topology, sizes_of_mesh(candidate, topology)))
+        mesh = sizes_of_mesh(candidate, topology)
+        plans.append(estimated(recipes[key].for_parts(candidate, mesh['data'] * mesh['fsdp']), topology, mesh))
     return sorted(plans, key=lambda plan: (not plan.fits, *seconds_a_token(plan)))
 
 
@@ -197,19 +200,15 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
 
     Raises:
       TooLarge: if no plan fits.
-      UserError: if no mesh divides the batch, or libtpu is missing and `count` is not 0.
+      UserError: if the formula does not support the model, or libtpu is missing and `count` is not 0.
     """
     if count:
         devices_of(topology)  # if libtpu is missing, the error comes before the long search
     plans = ranked(config, topology, length)
-    if not plans:
-        rows = Recipe(config, length).rows
-        raise UserError(f'{topology}: no possible mesh divides the {rows} rows of a batch into equal '
-                        f'shares. Use a batch of {topology.devices} rows, for example, or fewer devices')
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         smallest = min(plans, key=lambda plan: plan.train.peak)
-        raise too_large(smallest, smallest.train.peak)
+        raise too_large(smallest.config, topology, length, smallest.train.peak)
     log.info('%d of %d candidates fit by formula. The best:', len(fitting), len(plans))
     for plan in fitting[:10]:
         best = plan.bounds
@@ -226,7 +225,7 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
         if len(finished) == count:
             break
     if not finished:
-        raise too_large(fitting[0], fitting[0].train.peak)
+        raise too_large(fitting[0].config, topology, length, fitting[0].train.peak)
     return min(finished, key=seconds_a_token)
 
 
@@ -251,7 +250,7 @@ def described(plan: Plan) -> str:
         f'{topology.devices} chips {topology}, mesh {axes_text(plan.mesh)}, '
         + ('by formula, nothing compiled' if plan.by == 'formula' else 'compiled'),
         f'assumed: every batch is full, {rows} x {length} tokens; the vocabulary has '
-        f'{config.data.tokenizer.vocab_size:,} tokens',
+        f'{vocabulary_size(assumed_sizes(config)):,} tokens',
         'memory per device: ' + ', '.join(f'{name} {gibibytes(value)}' for name, value in figures['memory'].items()),
         f'arithmetic per device and step: {train.flops:.3g} operations of matrix products',
         f'traffic per device and step: {train.traffic:.3g} bytes, {figures["bytes_per_token"]:,.0f} per token'

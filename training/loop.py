@@ -217,9 +217,7 @@ def first_state(parts: TrainingParts) -> TrainState:
       UserError: if the other run cannot be used, or a matrix with random values would not be trained.
     """
     config, compiled = parts.config, parts.compiled
-    if not config.train.init_from:
-        return compiled.init(config.seed)
-    initial = read_initial(config, parts.data, compiled.boxed)
+    initial = read_initial(config, parts.data, compiled.boxed) if config.train.init_from else {}
     make_tuning(config.train).check_initial(compiled.boxed, initial)
     return compiled.init(config.seed, initial)
 
@@ -261,7 +259,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
             # longer counts, but a request to stop does.
             due = due_at(step, config, minutes=0.0 if just_saved else minutes, stop_requested=bool(requested))
             just_saved = due.save
-            if due.log or due.save:
+            if due.log or due.save or due.stop:
                 parts.directory.check_lease()
                 progress = count_skipped(progress, step, sums, parts)
                 remaining.step_done()
@@ -272,8 +270,8 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
                 log_step(parts, step, progress, metrics, bar)
                 progress = progress.clear_sums()
                 checkpoints.check()
-            if due.save:
-                checkpoints.save(step, state, progress.to_dict())
+            if due.save or due.stop:
+                checkpoints.save(step, state, progress.to_dict(), scheduled=due.save)
                 saved = time.monotonic()
             if due.stop:
                 checkpoints.wait()

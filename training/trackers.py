@@ -65,7 +65,10 @@ class WeightsAndBiases:
         self._run = wandb.init(project=project, id=self.id['run'], resume='allow', name=workdir.name, dir=workdir,
                                config=flatten(config), settings=wandb.Settings(console='off', silent=True))
         self._first = self._run.step  # the first step that the server does not have
-        self._evaluated = self._run.summary.get(LAST_EVALUATION, -1)  # the last evaluation that the server has
+        # The last evaluation that the server has. Earlier versions did not send this number. It is also sent before the
+        # first evaluation, so that a run without it is a run of an earlier version, which sent evaluations at once.
+        self._evaluated = self._run.summary.get(LAST_EVALUATION, self._first - 1)
+        self._run.summary[LAST_EVALUATION] = self._evaluated
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of one training step to the tracker."""

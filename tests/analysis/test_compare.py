@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare import LOGS, SWEEP, Spread, load_runs, results_table
+from analysis.compare import LOGS, SWEEP, Spread, Table, load_runs, results_table
 from analysis.plots import plot_curves, plot_varied
 from configs import base, demo
 from configs.options import flatten
@@ -77,10 +77,13 @@ def test_a_sweep_becomes_a_table(sweep):
     assert float(rows[0]['bleu_sd']) == pytest.approx(0.5 ** 0.5) and rows[2]['bleu_sd'] == ''
 
 
-def test_a_failed_run_that_was_finished_by_hand_is_finished(sweep):
+def test_a_failed_run_that_was_finished_by_hand_is_finished_on_the_splits_with_results(sweep):
     first = load_runs(sweep)[0]
     (sweep / LOGS / f'{first.name}.failed').write_text('exit status 1')
-    assert load_runs(sweep)[0].state == 'finished'
+    runs = load_runs(sweep)
+    assert runs[0].state == 'finished'
+    states = [results_table(runs, split=split).rows[0]['state'] for split in ('validation', 'test')]
+    assert states == ['finished', '1 failed: exit status 1, 1 finished']
 
 
 def test_a_list_of_runs_is_compared_by_what_differs(sweep, monkeypatch):
@@ -119,6 +122,17 @@ def test_an_infinite_score_of_a_seed_has_no_deviation(tmp_path):
     figure.canvas.draw()
     [axes] = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ['post', 'pre']
+
+
+def test_text_of_a_table_stays_in_its_cell():
+    table = Table(['x|y', 'bleu'], [{'x|y': 'a|b\nc', 'bleu': Spread(1.0, None)}])
+    assert table.markdown().splitlines() == [r'| x\|y   |  bleu |', '| ------ | ----: |', r'| a\|b c | 1.000 |']
+
+
+@pytest.mark.parametrize('spread, text', [
+    (Spread(999.94, 1.0), '999.9 ± 1.0'), (Spread(999.95, 1.0), '1,000 ± 1'), (Spread(-999.97, None), '-1,000')])
+def test_a_mean_that_is_rounded_to_1000_has_no_decimal_point(spread, text):
+    assert str(spread) == text
 
 
 def test_no_runs_are_an_error(tmp_path):

@@ -6,8 +6,9 @@ import types
 import numpy as np
 import pytest
 
-from analysis.inside import Request, head_roles
+from analysis.inside import Request, examples, head_roles
 from analysis.roles import ROLES, roles
+from configs import recipe
 from inference.inspection import Values
 from inference.translate import Translator
 from runtime.errors import UserError
@@ -67,6 +68,14 @@ def test_roles_of_a_split_include_long_references_and_are_null_where_no_query_se
     assert found['decoder/layers_0/self_attention, 0']['next'] is None
     assert found['decoder/layers_0/self_attention, 0']['previous'] > 0
     json.dumps(found, allow_nan=False)
+
+
+def test_the_examples_of_test_are_the_first_pairs_of_all_test_sets():
+    config, sets = recipe('demo'), {'one': [('a', 'b')], 'two': [('c', 'd'), ('e', 'f')]}
+    config.data.splits.test = 'one,two'
+    run = types.SimpleNamespace(config=config, model=object.__new__(Translator),
+                                data=lambda: types.SimpleNamespace(pairs=sets.__getitem__))
+    assert examples(run, Request('test', count=2)) == [('a', 'b'), ('c', 'd')]
 
 
 def test_roles_of_a_model():

@@ -135,7 +135,8 @@ QUICK = [
     Case('--workdir={run} --split=test', 'results', {'run/results': NULL}),
     Case('--workdir={run} --split=test', 'results', {'run/results': LOOP}),
     Case('--workdir={run} --split=test', 'test.json', {'run/results/test.json': LOOP}),
-    Case(RUN + '--output=-', 'error: --output=-: answers go to stdout without --output. Remove the flag'),
+    *(Case(RUN + f'--{name}=-', f'error: --{name}=-: only the answers go to stdout, without --output. Set --{name} to')
+      for name in ('output', 'alignments', 'explain', 'pictures')),
     Case(RUN + '--avoid=-', 'error: --input and --avoid name the same file, -. Use different files'),
     Case(RUN + '--picture_count=5', 'error: --picture_count=5 has no effect without --pictures. Add --pictures'),
     Case(RUN + '--explain_count=5', 'error: --explain_count=5 has no effect without --explain. Add --explain'),

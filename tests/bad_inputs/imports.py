@@ -172,10 +172,10 @@ ROWS = [
         b'', b'[]', b'{"separate_vocabs": "x"}', b'{"unk_token": 7}', DEEP)),
     ('marian of two vocabularies', 'target_vocab.json', GONE, 'target_vocab.json'),
     ('marian of two vocabularies', 'target_vocab.json', b'{"a": 1}', 'target_vocab.json'),
-    *((kind, 'tokenizer.model', content, 'tokenizer') for kind in ('gpt2', 'llama')
+    *((kind, 'tokenizer.json', content, 'tokenizer') for kind in ('gpt2', 'llama')
       for content in (b'', b'\0', b'x' * 50, GONE, cut)),
     *(('llama', 'tokenizer_config.json', content, 'tokenizer_config.json') for content in (
-        b'', b'[]', b'{"add_bos_token": "x"}', DEEP)),
+        b'', b'[]', b'{"add_bos_token": "x"}', b'{"added_tokens_decoder": {"0": {}}}', DEEP)),
 
     *(('own', name, change, name) for name in (CONFIG, 'data/sizes.json', 'data/text.model') for change in (
         GONE, b'', cut, b'{}', flipped_at(0.5))),

@@ -33,8 +33,7 @@ QUICK = [
     Case(TPU.replace('demo', 'digits_vit'), 'config.task=classification'),
     Case(TPU + '--config.train.teacher={here}', 'config.train.teacher={here}'),
     Case(GPU + '--config.train.accumulate=7 --json', '', status=0),
-    Case('--config={root}/configs/demo.py --topology=h100:4096 --search --nodecode',
-         'no possible mesh divides the 16 rows of a batch into equal shares'),
+    Case(GPU.replace('demo', 'rnnsearch_demo'), 'config.model.kind=rnnsearch: the formula supports only'),
     Case(TPU + 'more', "unexpected argument 'more'"),
 ]
 SLOW = []

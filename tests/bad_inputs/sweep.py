@@ -47,6 +47,8 @@ QUICK = [
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --split=all', 'split=all'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --metric=blue',
          '--metric=blue: there is no such metric: did you mean bleu?'),
+    Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --metric=validation_blue',
+         '--metric=validation_blue: there is no such metric: did you mean validation_bleu?'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --metric=goodness',
          '--metric=goodness: there is no such metric. Use for example bleu, '),
     Case('{text} --workdir={new} --config.data.splits.test=a,b --sweep={root}/configs/sweeps/seeds.py --split=test',
@@ -148,6 +150,10 @@ SLOW = [
          {'sweep.json': ONE, 'run/metrics.jsonl': '[]\n{"step": "x"}\n3\n{"step": 3}\n'}, status=0),
     Case('--workdir={here} --report', '', {'sweep.json': ONE, 'run/results/test.json': without('parameters')},
          status=0),
+    # A metric that the runs do not have: the report is written
+    Case('--workdir={here} --report --metric=chrf',
+         ('wrote {here}/report.md', '--metric=chrf: no run has this metric. The plots show the default metric.'),
+         {'sweep.json': ONE, 'run/results/validation.json': '{"bleu": 38.5}'}, status=1),
     Case('--workdir={here} --report', 'report.csv', {'sweep.json': ONE, 'report.csv': FOLDER}),
     Case('--workdir={here} --report', 'curves.png', {'sweep.json': ONE, 'curves.png': FOLDER}),
 ]

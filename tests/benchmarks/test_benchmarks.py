@@ -51,6 +51,7 @@ def lines(name, *arguments):
     ('decode', ['--workdir=runs/demo'], 'error: --workdir does not apply to --workload=tiny. Use --workload=demo'),
     ('decode', ['--workload=demo', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
     ('decode', ['--workload=demo', '--dtype=float32'], 'error: --dtype does not apply to --workload=demo. Remove'),
+    ('checkpoints', ['--folder=~nobody_of_this_name'], 'error: ~nobody_of_this_name: '),
     ('corpus', ['--folder=/proc'], 'error: --folder=/proc exists and is not empty. Use a new or an empty folder'),
 ])
 def test_bad_command_lines(name, arguments, message):

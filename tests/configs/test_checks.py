@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import math
 import pathlib
 import re
@@ -14,6 +15,7 @@ from configs import base, checks
 from configs.allowed import Between, Fraction, OneOf, Switch, Text
 from configs.options import BY_NAME, OPTIONS, choices
 from configs.tasks import TASKS
+from configs.versions import VERSION
 from model.build import check_fits
 from runtime.errors import UserError
 
@@ -179,7 +181,7 @@ def test_unusual_value_is_possible(values):
 
 
 @pytest.mark.parametrize('values, message', [
-    ({'data.context': 9}, 'config.data.context=9: has no effect with task=translation. Leave it at its default, 256'),
+    ({'data.context': 9}, 'config.data.context=9: has no effect with task=translation. Set it to its default, 256'),
     ({'model.recurrent.d_hidden': 9}, 'config.model.recurrent.d_hidden=9: has no effect with model.kind=transformer'),
     ({'batch.rows': 9}, 'config.batch.rows=9: has no effect with task=translation'),
     ({'train.r_drop': 1.0, 'train.simcut': 1.0}, 'config.train.simcut=1.0: must not be combined with r_drop=1.0'),
@@ -189,10 +191,10 @@ def test_unusual_value_is_possible(values):
     ({'model.kind': 'rnnsearch', 'model.layer_dropout': 0.1}, 'dropout=0.1: has no effect with model.kind=rnnsearch'),
     ({'task': 'classification', 'model.kind': 'patches', 'train.simcut': 1.0}, 'has no effect with model.kind=patches'),
     ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "model.norm='pre': has no effect with model.kind=rnnsearch"),
-    ({'data.dir': 'x'}, "config.data.dir='x': has no effect with data.source=builtin. Leave it at its default, ''"),
+    ({'data.dir': 'x'}, "config.data.dir='x': has no effect with data.source=builtin. Set it to its default, ''"),
     ({'data.splits.test': 'x'}, "data.splits.test='x': has no effect with data.source=builtin."),
     *((LANGUAGE | {'data.source': 'files', 'data.file': 'x.txt', f'data.splits.{split}': name},
-       f'data.splits.{split}={name!r}: has no effect with data.file=x.txt. Leave it at its default, {split!r}')
+       f'data.splits.{split}={name!r}: has no effect with data.file=x.txt. Set it to its default, {split!r}')
       for split, name in (('train', 'x'), ('validation', 'dev'), ('test', 'x'), ('test', 'a,b'))),
     (LANGUAGE | {'data.seed': 1}, 'config.data.seed=1: has no effect with task=language_model'),
     ({'optimizer.peak': 0.5}, 'config.optimizer.peak=0.5: has no effect with optimizer.schedule=paper'),
@@ -203,7 +205,7 @@ def test_unusual_value_is_possible(values):
     (LANGUAGE | {'eval.method': 'beam'}, "config.eval.method='beam': has no effect with task=language_model"),
     (REGRESSION | {'train.label_smoothing': 0.2}, 'train.label_smoothing=0.2: has no effect with task=regression'),
     ({'model.dtype': 'bfloat16', 'train.matmul_precision': 'bfloat16'},
-     "train.matmul_precision='bfloat16': has no effect with model.dtype=bfloat16. Leave it at its default, 'default'"),
+     "train.matmul_precision='bfloat16': has no effect with model.dtype=bfloat16. Set it to its default, 'default'"),
     (REGRESSION | {'decode.beam': 9}, 'config.decode.beam=9: has no effect with task=regression'),
 ])
 def test_an_option_without_a_meaning_is_refused(values, message):
@@ -291,6 +293,30 @@ def test_flag_with_a_recipe(monkeypatch):
     values(arguments)
     monkeypatch.setattr(flags, 'FLAGS', values)
     assert checks.config_from(holder).model.num_layers == 3
+
+
+@pytest.mark.parametrize('saved, override, message, fix', [
+    (LANGUAGE | {'data.source': 'files', 'data.file': 'a'}, 'data.dir=b', "data.file='a': must not be combined with "
+     'data.dir=b. Clear one option: --config.data.file= or --config.data.dir=', 'data.file='),
+    (LANGUAGE | {'data.source': 'files', 'data.dir': 'a'}, 'data.file=b', "data.file='b': must not be combined with "
+     'data.dir=a. Clear one option: --config.data.file= or --config.data.dir=', 'data.dir='),
+    ({'data.plain_spaces': 0.0}, 'data.dir=b', 'data.plain_spaces=0.0: has no effect with data.source=files. Set it to '
+     'its default, 0.5', 'data.plain_spaces=0.5')])
+def test_a_fine_tuning_that_inherits_an_option_without_effect_is_fixed_as_the_message_says(
+        saved, override, message, fix, monkeypatch, tmp_path):
+    def read(*overrides):
+        values = flags.FlagValues()
+        arguments = ['script', f'--config={ROOT}/configs/fine_tune.py:{tmp_path}', '--config.data.source=files',
+                     *(f'--config.{override}' for override in overrides)]
+        holder = config_flags.DEFINE_config_file('config', None, 'The recipe.', flag_values=values, sys_argv=arguments)
+        values(arguments)
+        monkeypatch.setattr(flags, 'FLAGS', values)
+        return checks.config_from(holder)
+
+    (tmp_path / 'config.json').write_text(json.dumps({'version': VERSION, **changed(saved).to_dict()}))
+    with pytest.raises(UserError, match=f'^config.{re.escape(message)}$'):
+        read(override)
+    assert read(override, fix).train.init_from == str(tmp_path)
 
 
 def test_numbers_of_numpy_in_a_recipe_are_numbers_of_python(monkeypatch, tmp_path):

@@ -83,6 +83,11 @@ def test_the_size_of_the_values_of_images_is_exact():
     assert run.inspect(images[:0], places) == []
 
 
+def test_images_are_read_from_any_iterable():
+    run, images = random_run('patches', num_layers=1), np.zeros((3, 8, 8, 1))
+    assert len(run.inspect(iter(images), 'head')) == 3
+
+
 def test_equal_modules_with_other_inputs_have_other_sizes():
     def outputs(channels):
         model = object.__new__(Forecaster)

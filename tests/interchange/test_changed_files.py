@@ -39,8 +39,8 @@ NAMED = {
     'marian/vocab.json': 'the texts of the pieces',
     'marian/tokenizer_config.json': set(),
     'llama/tokenizer_config.json': {'add_bos_token'},
-    # SentencePiece has no checksums of pieces and scores.
-    'marian/source.spm': 'the file', 'llama/tokenizer.model': 'the file',
+    # SentencePiece and tokenizers have no checksums of pieces and scores.
+    'marian/source.spm': 'the file', 'llama/tokenizer.json': 'the file',
     # Our own files have checksums; so have the arrays that this project exports.
     'own/config.json': set(), 'own/data/sizes.json': set(), 'own/data/text.model': set(),
     'own/model.safetensors': set(), 'gpt2/model.safetensors': set(), 'marian/model.safetensors': set(),

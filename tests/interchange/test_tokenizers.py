@@ -210,12 +210,29 @@ def test_a_text_contains_no_padding():
     assert ours.encode('the<pad>man') == [*ours.encode('the'), UNK, *ours.encode('man')]
 
 
-def read_with(folder, original, size=None, end=2, **config):
-    """Reads a tokenizer.json from a folder. `config` is the content of tokenizer_config.json."""
-    original.save(str(folder / 'tokenizer.json'))
+def read(folder, size, kind='llama', start=1, end=2, pad=None, **config):
+    """Reads the tokenizer in a folder. `config` is the content of tokenizer_config.json."""
     (folder / 'tokenizer_config.json').write_text(json.dumps(config))
     return read_text_tokenizer(folder, ForeignConfig(
-        model_type='llama', vocab_size=size or original.get_vocab_size(), bos_token_id=1, eos_token_id=end))
+        model_type=kind, vocab_size=size, bos_token_id=start, eos_token_id=end, pad_token_id=pad))
+
+
+def read_with(folder, original, size=None, **options):
+    """Reads a tokenizer.json from a folder. `options` are those of `read`."""
+    original.save(str(folder / 'tokenizer.json'))
+    return read(folder, size or original.get_vocab_size(), **options)
+
+
+def read_llama(folder, further=0, **options):
+    """Reads a tokenizer.model from a folder. The model has `further` more tokens, which the file lacks."""
+    (folder / 'tokenizer.model').write_bytes(llama()[0].parts[0])
+    return read(folder, int(llama()[0].order.max()) + 1 + further, **options)
+
+
+def read_vocabulary(folder, kind='gpt2', **options):
+    """Reads vocab.json and merges.txt from a folder."""
+    models.BPE({'a': 0, 'b': 1, 'ab': 2, '<|endoftext|>': 3}, [('a', 'b')]).save(str(folder))
+    return read(folder, 9, kind, start=3, end=3, **options)
 
 
 @pytest.mark.parametrize('vocabulary, message', [
@@ -245,6 +262,50 @@ def test_an_explicit_add_bos_token_decides_whether_texts_begin_with_the_start_to
         assert read_with(tmp_path, beginning(in_file))[1] is in_file
         for explicit in False, True:
             assert read_with(tmp_path, beginning(in_file), add_bos_token=explicit)[1] is explicit
+
+
+@pytest.mark.parametrize('read_from, end, expected', [
+    (lambda folder, **options: read_with(folder, beginning(), **options), 2, [NONE, 1, 2, 3]),
+    (read_llama, 2, [NONE, 1, 2, 0]), (read_llama, 1, [NONE, 1, 1, 0])])
+def test_the_start_token_that_the_tokenizer_adds_overrides_that_of_config_json(
+        read_from, end, expected, tmp_path, caplog):
+    tokenizer, begins = read_from(tmp_path, start=0, end=end, pad=-1)
+    assert begins and tokenizer.order[:4].tolist() == expected
+    assert 'bos_token_id=0, but the tokenizer adds the start token 1 to each text. The import uses 1' in caplog.text
+    caplog.clear()
+    tokenizer, begins = read_from(tmp_path, start=0, end=end, add_bos_token=False)
+    assert not begins and tokenizer.order[BOS] == 0 and not caplog.text
+
+
+@pytest.mark.parametrize('pad, expected', [(0, NONE), (4, 4), (7, 7)])
+def test_an_ordinary_token_of_a_tokenizer_json_is_not_padding(pad, expected, tmp_path):
+    original = beginning()
+    original.add_special_tokens(['<pad>'])
+    assert read_with(tmp_path, original, size=9, pad=pad)[0].order[PAD] == expected
+
+
+def test_an_ordinary_piece_of_a_tokenizer_model_is_not_padding(tmp_path):
+    further = int(llama()[0].order.max()) + 1
+    assert read_llama(tmp_path, further=1, pad=300)[0].order[PAD] == NONE
+    assert read_llama(tmp_path, further=1, pad=further)[0].order[PAD] == further
+
+
+def test_a_vocab_json_of_another_family_than_gpt2_is_refused(tmp_path):
+    tokenizer, begins = read_vocabulary(tmp_path)
+    assert tokenizer.order[tokenizer.encode('ab')].tolist() == [2] and not begins
+    with pytest.raises(UserError, match='has no tokenizer.json, and model_type=qwen2 needs it. .* save_pretrained'):
+        read_vocabulary(tmp_path, 'qwen2')
+
+
+@pytest.mark.parametrize('read_from, known', [(read_vocabulary, '<|endoftext|>'), (read_llama, '</s>')])
+def test_added_tokens_that_the_vocabulary_lacks_are_named(read_from, known, tmp_path, caplog):
+    names = [known, '<x>', '<y>']
+    decoder = {str(number): {'content': name, 'special': True} for number, name in enumerate(names)}
+    read_from(tmp_path, added_tokens_decoder=decoder)
+    assert 'the vocabulary lacks added tokens: <x>, <y> (2 in total)' in caplog.text
+    (tmp_path / 'added_tokens.json').write_text(json.dumps({'<x>': 5, '<tool>': 6, '<pad>': 7}))
+    read_from(tmp_path, added_tokens_decoder=decoder)
+    assert 'the vocabulary lacks added tokens: <x>, <y>, <tool> (4 in total)' in caplog.text
 
 
 WRITTEN = {**TOKENIZERS, 'bytes': lambda: [ByteTokenizer()], 'characters': lambda: [CharTokenizer(

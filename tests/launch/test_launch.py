@@ -64,11 +64,13 @@ def test_shellcheck_finds_nothing_in_the_scripts(name):
 
 def test_the_directives_of_slurm_are_known():
     """The directives and their values have the form that `man sbatch` describes."""
-    forms = {'job-name': r'\w+', 'cpus-per-task': r'\d+', 'output': r'.*%j.*', 'signal': r'(B:)?\w+@\d+',
-             'requeue': None}
-    for directive in re.findall('^#SBATCH --(.*)$', (ROOT / 'launch' / 'slurm.sh').read_text(), re.MULTILINE):
+    forms = {'job-name': r'\w+', 'cpus-per-task': r'\d+', 'output': r'.*%j.*', 'open-mode': 'append',
+             'signal': r'(B:)?\w+@\d+', 'requeue': None}
+    directives = re.findall('^#SBATCH --(.*)$', (ROOT / 'launch' / 'slurm.sh').read_text(), re.MULTILINE)
+    assert [directive.partition('=')[0] for directive in directives] == list(forms)
+    for directive in directives:
         name, given, value = directive.partition('=')
-        assert name in forms and bool(given) == (forms[name] is not None)
+        assert bool(given) == (forms[name] is not None)
         assert not given or re.fullmatch(forms[name], value), directive
 
 
@@ -201,17 +203,29 @@ def test_the_vms_of_a_slice_end_together(leader, others, status, fake, tmp_path)
     assert [len(calls(python)) for python in pythons] == [len(leader), len(others)]
 
 
-def test_the_file_of_the_last_status_is_beside_a_run_in_the_home_folder(fake, tmp_path):
-    subprocess.run(['launch/tpu_vm.sh', '--workdir=~/a run'], cwd=ROOT, check=True, timeout=600,
+@pytest.mark.parametrize('arguments', [['--workdir=~/a run'], ['--workdir', '~/a run']])
+def test_the_file_of_the_last_status_is_beside_a_run_in_the_home_folder(arguments, fake, tmp_path):
+    subprocess.run(['launch/tpu_vm.sh', *arguments], cwd=ROOT, check=True, timeout=600,
                    env=os.environ | {'PYTHON': str(fake(0)), 'HOME': str(tmp_path)})
     assert (tmp_path / '.a run.ended').read_text() == '0\n'
 
 
-def test_a_tpu_vm_that_is_told_to_stop_does(fake):
-    python = fake('wait', 0)
-    script = subprocess.Popen(['launch/tpu_vm.sh'], cwd=ROOT, env=os.environ | {'PYTHON': str(python), 'PAUSE': '0'})
+def test_a_tpu_vm_needs_the_run_directory(fake):
+    done = subprocess.run(['launch/tpu_vm.sh', '--config=x'], cwd=ROOT, capture_output=True, text=True, timeout=600,
+                          env=os.environ | {'PYTHON': str(fake(0))})
+    assert done.returncode == 2 and '--workdir is missing. Add --workdir=RUN' in done.stderr
+
+
+@pytest.mark.parametrize('statuses, interrupted', [(['wait', 0], 'python'), ([75, 0], 'sleep')])
+def test_a_tpu_vm_that_is_told_to_stop_does(statuses, interrupted, fake, tmp_path):
+    """During train.py, or during the pause before the next start."""
+    python = fake(*statuses)
+    fake(name='sleep', text='#!/bin/bash\ntouch "$0.up"\nPATH=${PATH#*:}\nexec sleep "$@"\n')
+    script = subprocess.Popen(
+        ['launch/tpu_vm.sh', f'--workdir={tmp_path}/run'], cwd=ROOT,
+        env=os.environ | {'PYTHON': str(python), 'PAUSE': '600', 'PATH': f'{tmp_path}:{os.environ["PATH"]}'})
     deadline = time.monotonic() + 300
-    while not python.with_name('python.up').exists():
+    while not python.with_name(f'{interrupted}.up').exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     script.terminate()

@@ -1,7 +1,6 @@
 import hashlib
 import json
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,8 @@ import optax
 import pytest
 
 import run_directory.checkpoints
-from run_directory.checkpoints import open_checkpoints
+from configs import base
+from run_directory.checkpoints import checkpoint_options, open_checkpoints
 from run_directory.checksums import PART, SEEDS, checksum, numpy_checksum
 from run_directory.records import evaluations
 from runtime.errors import UserError
@@ -56,15 +56,50 @@ def test_the_last_and_the_best_are_kept(saved):
                 checkpoints.resolve(choice)
 
 
-def test_a_checkpoint_of_a_signal_is_not_one_of_the_last(tmp_path):
-    options: Any = {'keep_last': 2, 'scheduled': lambda step: step % 2 == 0}
-    with open_checkpoints(tmp_path, **options) as checkpoints:
-        for kept, averaged in ([1], [1]), ([2], [2]), ([2, 4], [2, 4]), ([2, 4, 5], [2, 4]), ([4, 6], [4, 6]):
-            checkpoints.save(kept[-1], state(kept[-1]), {})
-            checkpoints.wait()
-            assert checkpoints.steps() == kept
-            assert checkpoints.resolve(f'average:{len(averaged)}') == averaged
-            assert checkpoints.resolve('latest') == kept[-1:]
+@pytest.mark.parametrize('saves', [5, 1], ids=['one process', 'resumed before every save'])
+def test_a_checkpoint_of_a_signal_is_not_one_of_the_last(tmp_path, saves):
+    expected = [([1], [1]), ([2], [2]), ([2, 4], [2, 4]), ([2, 4, 5], [2, 4]), ([4, 6], [4, 6])]
+    for first in range(0, 5, saves):
+        with open_checkpoints(tmp_path, keep_last=2) as checkpoints:
+            checkpoints.restore(state(0))
+            for kept, averaged in expected[first:first + saves]:
+                checkpoints.save(kept[-1], state(kept[-1]), {}, scheduled=kept[-1] % 2 == 0)
+                checkpoints.wait()
+                assert checkpoints.steps() == kept
+                assert checkpoints.resolve(f'average:{len(averaged)}') == averaged
+                assert checkpoints.resolve('latest') == kept[-1:]
+
+
+def test_checkpoints_of_smaller_intervals_and_of_an_earlier_last_step_count(tmp_path):
+    config = base.get_config()
+    config.update_from_flattened_dict({
+        'train.steps': 950, 'checkpoint.every': 100, 'eval.every': 100, 'checkpoint.keep_last': 4})
+    with open_checkpoints(tmp_path, **checkpoint_options(config)) as checkpoints:
+        for step in (700, 800, 900, 950):
+            checkpoints.save(step, state(step), {})
+    config.update_from_flattened_dict({'train.steps': 6000, 'checkpoint.every': 500, 'eval.every': 500})
+    with open_checkpoints(tmp_path, **checkpoint_options(config)) as checkpoints:
+        assert checkpoints.resolve('average:4') == [700, 800, 900, 950]
+        checkpoints.restore(state(0))
+        checkpoints.save(1000, state(1000), {})
+        checkpoints.wait()
+        assert checkpoints.steps() == checkpoints.resolve('average:4') == [800, 900, 950, 1000]
+
+
+@pytest.mark.parametrize('change', ['earlier version', 'damage'])
+def test_a_checkpoint_that_does_not_say_why_it_was_saved_counts(tmp_path, change):
+    with open_checkpoints(tmp_path, keep_last=2) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state(step), {}, scheduled=step < 3)
+    if change == 'damage':
+        (tmp_path / 'checkpoints' / '3' / 'progress' / 'metadata').write_text('[]')
+    else:
+        without('scheduled', tmp_path / 'checkpoints' / '3')
+    with open_checkpoints(tmp_path, keep_last=2) as checkpoints:
+        assert checkpoints.resolve('average:2') == [2, 3]
+        checkpoints.save(4, state(4), {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [3, 4]
 
 
 def test_a_higher_bleu_is_better(tmp_path):
@@ -172,7 +207,7 @@ def test_other_arrays_are_refused_and_are_no_damage(other, earlier, tmp_path, ca
         for step in (1, 2):
             checkpoints.save(step, TrainState(jnp.int32(step), PARAMS, optimizer.init(PARAMS)), {})
     if earlier:
-        without_shapes(tmp_path / 'checkpoints' / '2')
+        without('shapes', tmp_path / 'checkpoints' / '2')
     with open_checkpoints(tmp_path) as checkpoints:
         with pytest.raises(UserError, match='checkpoints/2 has other arrays') as error:
             checkpoints.restore(like)
@@ -184,11 +219,11 @@ def test_other_arrays_are_refused_and_are_no_damage(other, earlier, tmp_path, ca
         assert again.step == 2  # and it was marked as nothing
 
 
-def without_shapes(checkpoint):
-    """As it was written before shapes were: under a checksum of its own, which holds for what is left."""
+def without(name, checkpoint):
+    """Removes an entry of `progress` that earlier versions did not write, and updates the checksum of `progress`."""
     path = checkpoint / 'progress' / 'metadata'
     content = json.loads(path.read_text())
-    del content['shapes'], content['sha256']
+    del content[name], content['sha256']
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(content | {'sha256': digest}))
 

@@ -34,9 +34,9 @@ def test_what_is_due_after_each_step():
 
 
 @pytest.mark.parametrize('step', [1, 4, 5, 12])
-def test_a_stop_is_due_after_any_step_and_is_saved(step):
+def test_a_stop_is_due_after_any_step_and_schedules_no_checkpoint(step):
     usual = due_at(step, config_of())
-    assert due_at(step, config_of(), stop_requested=True) == usual._replace(save=True, stop=True)
+    assert due_at(step, config_of(), stop_requested=True) == usual._replace(stop=True)
 
 
 @pytest.mark.parametrize('every, minutes, save', [(0.0, 1e9, False), (2.0, 1.9, False), (2.0, 2.0, True)])

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -201,7 +202,8 @@ def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
 
 def test_test_sets_can_be_added_only_if_held_out_test_data_stays_held_out(tmp_path, cache):
     (tmp_path / 'train.tsv').write_text(''.join(f'number {number}\tnombre {number}\n' for number in range(60)))
-    for name in 'ab':
+    (tmp_path / 'more').mkdir()
+    for name in 'a', 'b', 'more/c':
         (tmp_path / f'{name}.tsv').write_text('one\tun\n')
 
     def opened(names):
@@ -219,6 +221,9 @@ def test_test_sets_can_be_added_only_if_held_out_test_data_stays_held_out(tmp_pa
     before = opened('test').pairs('test')
     with pytest.raises(UserError, match=r'splits\.test=a,b: the test data that was held out .* Use test,a,b$'):
         opened('a,b')
+    for name in 'more/c', 'train':  # test,more/c and test,train are not allowed
+        with pytest.raises(UserError, match=f'link the files of {name} into config.data.dir under .* use test,NAME$'):
+            opened(name)
     after = opened('test,a,b')
     assert after.pairs('test') == before and len(before) == 6 and after.pairs('b') == [('one', 'un')]
 
@@ -241,3 +246,16 @@ def test_the_data_of_a_renamed_folder_is_unchanged(tmp_path, cache):
     save_image(tmp_path / 'new' / 'a' / '0.png', np.full((8, 8), 99, np.uint8))
     messages = changed(tmp_path / 'new')
     assert messages and all(re.match(r'(\w+): new \(\1, ', message) for message in messages)
+
+
+@pytest.mark.parametrize('saved, current, message', [
+    ({'a': '1', 'train/.git/config': '2'}, {'a': '1'}, 'train: train/.git/config (no longer read)'),
+    ({'a': '1', 'b': '2', 'c': '3'}, {'a': '4', 'd': '2'}, 'train: a, c (no longer read)'),  # b has a new name
+    ({'a': '1', 'b': '2'}, {'b': '2', 'a': '1'}, 'train: its text'),  # another order
+    ({'a': '1', **{f'.git/{number}': f'.{number}' for number in range(14)}}, {'a': '1'},
+     f'train: {", ".join(f".git/{number} (no longer read)" for number in range(12))} and 2 more')])
+def test_files_that_are_no_longer_read_are_named(saved, current, message, tmp_path):
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data' / 'fingerprints.json').write_text(json.dumps({'train': {'files': [*saved.items()]}}))
+    data = mock.Mock(fingerprint=lambda split: {'files': [*current.items()]})
+    assert run_directory.changed_data(tmp_path, data, ['train']) == [message]

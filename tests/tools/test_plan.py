@@ -13,8 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from configs import demo, lm_1b, rnnsearch_demo, wmt14_base
+from configs import demo, fine_tune, lm_1b, rnnsearch_demo, wmt14_base
 from configs.checks import config_problems
+from input_pipeline.kept_data import save_kept_data
 from model import parameter_count
 from runtime.errors import UserError
 from tests.scripts import ROOT
@@ -73,9 +74,6 @@ def test_a_plan_by_formula_is_printed():
      '--slices=1000000000000: must be from 1 to 1,000,000'),
     (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000'],
      '--topology=h100:8 --slices=1000000: 8,000,000 devices are more than a plan supports. Use at most 1,000,000'),
-    (['--config=configs/demo.py', '--topology=a100:4096', '--search'],
-     'a100:4096: no possible mesh divides the 16 rows of a batch into equal shares. Use a batch of 4096 '
-     'rows, for example, or fewer devices'),
 ])
 @pytest.mark.slow
 def test_mistakes_are_told_in_a_line(arguments, message):
@@ -96,6 +94,7 @@ def test_where_libtpu_is_missing_it_says_how_to_have_it():
     ({}, 1_000_000, 'must hold 8 sentences of 1000000 tokens. Use at least 8000000, or reduce --length'),
     ({'model__position': 'learned', 'model__max_length': 32}, 33, '--length=33: config.model.position=learned'),
     ({'train__teacher': 'runs/demo'}, None, 'config.train.teacher=runs/demo: plans do not support'),
+    ({'model__kind': 'rnnsearch'}, None, 'config.model.kind=rnnsearch: the formula supports only transformer and'),
 ])
 def test_what_cannot_be_planned(options, length, message):
     with pytest.raises(UserError, match=message):
@@ -109,6 +108,19 @@ def test_rows_of_padding_are_planned_as_they_are_trained(options):
     plan = by_formula(small(**options), parse_topology('h100:64'))
     assert plan.tokens == options.get('batch__tokens', 1024)
     assert plan.train.flops > by_formula(small(), parse_topology('h100:8')).train.flops / 8
+
+
+def test_a_plan_assumes_the_vocabulary_that_the_training_would_have(tmp_path, monkeypatch):
+    """A run that is fine-tuned has its own vocabulary. config.data.tokenizer.vocab_size applies only to subwords."""
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    save_kept_data(tmp_path / 'data', {}, {'source_vocab_size': 260, 'target_vocab_size': 260})
+    (tmp_path / 'config.json').write_text(small().to_json())
+    subwords, tuned, characters, octets = small(), fine_tune.get_config(str(tmp_path)), small(), small()
+    subwords.data.tokenizer.vocab_size = 260
+    characters.data.tokenizer.kind, octets.data.tokenizer.kind = 'char', 'byte'
+    first, *others = (by_formula(config, parse_topology('h100:8')) for config in (subwords, tuned, characters, octets))
+    for plan in others:
+        assert plan.train == first.train and 'the vocabulary has 260 tokens' in described(plan)
 
 
 def test_arithmetic_and_memory_are_those_of_the_model():
@@ -182,6 +194,16 @@ def test_the_search_prefers_what_fits_and_is_fastest():
     assert [each.fits for each in plans] == sorted((each.fits for each in plans), reverse=True)
 
 
+def test_a_search_plans_padding_rows(monkeypatch):
+    """With one head, no mesh of 128 devices divides the 16 rows of a batch."""
+    monkeypatch.setattr(planning, 'candidates', lambda *arguments: itertools.islice(candidates(*arguments), 1))
+    topology = parse_topology('h100:128')
+    found, = ranked(small(model__num_heads=1), topology)
+    alone = by_formula(found.config, topology)
+    assert found.tokens == alone.tokens == 1024 and found.train.temporaries == alone.train.temporaries
+    assert found.train.flops == pytest.approx(alone.train.flops, rel=0.01)
+
+
 def test_a_search_skips_only_candidates_that_are_too_large(monkeypatch):
     monkeypatch.setattr(Recipe, 'flops', 1)
     topology = parse_topology('v5e:2x2')
@@ -224,12 +246,17 @@ def test_what_is_too_large_is_told_with_what_would_fit():
     assert not whole.fits  # parameters and moments of 1.3 billion on every chip of 16 GiB
     assert 'available 16.00 GiB' in described(whole)
     with pytest.raises(UserError, match='By formula, these options would fit: .*fsdp=') as error:
-        raise too_large(whole, 2.0 ** 35, 2.0 ** 34)
+        raise too_large(config, topology, None, 2.0 ** 35, 2.0 ** 34)
     assert '16.00 GiB, but the step needs about 32.00 GiB' in str(error.value)
     assert by_formula(with_flags(config, str(error.value)), topology).fits
     config.model.update(d_model=2 ** 15, num_heads=128, d_ff=2 ** 17)
-    huge = Plan(config, topology, sizes_of_mesh(config, topology), whole.shape, {}, whole.train)
-    assert 'no mesh, remat or train.accumulate would fit' in str(too_large(huge, whole.train.peak))
+    assert 'no mesh, remat or train.accumulate would fit' in str(too_large(config, topology, None, whole.train.peak))
+
+
+def test_a_model_without_a_formula_can_be_too_large():
+    error = too_large(rnnsearch_demo.get_config(), parse_topology('v5e:2x2'), None, None)
+    assert str(error) == ('v5e:2x2: a device has 16.00 GiB, but the step needs more. Use more or larger chips, or '
+                          'reduce the model or the batch')
 
 
 @pytest.mark.slow
@@ -245,6 +272,15 @@ def test_a_program_that_is_kept_computes_the_same(tmp_path):
         ahead.steps.mesh, jax.sharding.PartitionSpec(('data', 'fsdp'))))
     found, found_sums = loaded(ahead.steps.init(0), placed, ahead.steps.objective)
     jax.tree.map(np.testing.assert_array_equal, (found, found_sums), (expected, sums))
+
+
+@pytest.mark.slow
+def test_rnnsearch_is_planned_by_compiling():
+    config = rnnsearch_demo.get_config()
+    config.model.d_model = 8
+    config.model.recurrent.update(d_hidden=8, d_align=8)
+    ahead = Ahead(Recipe(config), {'mode': 'jit', 'data': 4, 'fsdp': 1, 'tensor': 1}, jax.devices()[:4])
+    assert all(ahead.figures(program).traffic for program in (ahead.train, ahead.decode))
 
 
 @pytest.mark.slow

@@ -55,7 +55,8 @@ def watch(monkeypatch):
 
     # Orbax holds copies of shards until they are written, which is not what is measured here.
     save = loop.Checkpoints.save
-    monkeypatch.setattr(loop.Checkpoints, 'save', lambda self, *rest: (save(self, *rest), self.wait()))
+    monkeypatch.setattr(loop.Checkpoints, 'save', lambda self, *rest, **named: (
+        save(self, *rest, **named), self.wait()))
     return watch
 
 

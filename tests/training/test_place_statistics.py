@@ -7,6 +7,8 @@ import pytest
 
 import inference
 import training
+from configs import fashion_mnist_vit
+from inference.run import check_places
 from model.blocks import BlockConfig
 from model.patches import PatchTransformer
 from model.places import observing
@@ -128,3 +130,11 @@ def test_unknown_places_are_refused_before_the_run_directory_exists(options, mes
     with pytest.raises(UserError, match=message):
         training.train(tiny_config(cache, **options), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('patch', [4, 3])  # only the data shows that patches of 3 x 3 pixels do not fit
+def test_the_names_of_places_do_not_depend_on_the_stem(patch):
+    config = fashion_mnist_vit.get_config()
+    config.model.update(num_layers=1, patches={'patch': patch})
+    config.track.places = '*/weights'
+    check_places(config)

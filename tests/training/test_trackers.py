@@ -37,6 +37,15 @@ def fake_mlflow(monkeypatch, client):
     monkeypatch.setitem(sys.modules, 'mlflow.entities', entities)
 
 
+def fake_wandb(monkeypatch, step=0):
+    """The run of the package, and a list of the steps and names that it gets."""
+    run, sent, package = types.SimpleNamespace(step=step, summary={}), [], types.ModuleType('wandb')
+    run.log = lambda metrics, step: sent.append((step, *metrics))
+    package.init, package.Settings, package.Html = (lambda **_: run), (lambda **_: None), str
+    monkeypatch.setitem(sys.modules, 'wandb', package)
+    return run, sent
+
+
 class Client:
     """Takes everything, until told otherwise."""
 
@@ -111,10 +120,7 @@ def test_names_are_grouped_unless_the_run_began_with_flat_ones(saved, names, tmp
 
 
 def test_a_delayed_evaluation_reaches_weights_and_biases_once(tmp_path, cache, monkeypatch):
-    run, sent, package = types.SimpleNamespace(step=0, summary={}), [], types.ModuleType('wandb')
-    run.log = lambda metrics, step: sent.append((step, *metrics))
-    package.init, package.Settings, package.Html = (lambda **_: run), (lambda **_: None), str
-    monkeypatch.setitem(sys.modules, 'wandb', package)
+    run, sent = fake_wandb(monkeypatch)
     for run.step in 0, 1001, 1002:  # killed before the evaluation, and later resumed from the same checkpoint again
         [tracker] = open_trackers(tiny_config(cache, track__wandb='digits'), tmp_path)
         tracker.write(1000, {'train_loss': 2.0})
@@ -122,6 +128,16 @@ def test_a_delayed_evaluation_reaches_weights_and_biases_once(tmp_path, cache, m
             tracker.write(1000, {'validation_loss': 3.0})
             tracker.show(1000, 'a sample', None)
     assert sent == [(1000, 'train/loss'), (1001, 'validation/loss'), (1001, 'samples')]
+
+
+def test_evaluations_of_an_earlier_version_are_not_sent_to_weights_and_biases_again(tmp_path, cache, monkeypatch):
+    run, sent = fake_wandb(monkeypatch, step=1351)  # an earlier version wrote no entry into the summary
+    [tracker] = open_trackers(tiny_config(cache, track__wandb='digits'), tmp_path)
+    tracker.write(1200, {'validation_loss': 1.0})
+    tracker.show(1200, 'a sample', None)
+    assert sent == []
+    tracker.write(1400, {'validation_loss': 1.0})
+    assert sent == [(1400, 'validation/loss')] and run.summary['last_evaluation'] == 1400
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from run_directory import initial
 from run_directory.initial import split_choice
 from runtime.errors import UserError
 from tests.scripts import parameters, script, train_arguments
+from tests.tiny_run import start, tiny_config
 from training.compiled import Compiled
 from training.optimizer import make_optimizer
 from training.tuning import Tuning, make_tuning, matches
@@ -181,6 +182,15 @@ def test_a_matrix_that_starts_with_random_values_must_be_trained(tuning, message
     for values in {'query/kernel': taken['query/kernel']}, taken | {'head/kernel': some_rows}:
         with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
             tuning.check_initial(boxed, values)
+
+
+@pytest.mark.parametrize('option, value, message', [
+    ('lora_rank', 2, 'lora_rank=2: these matrices .* have no adapter, .* head/kernel'),
+    ('frozen', '*query', "frozen='.query': these matrices .* must be trained: encoder/layers_0/self_attention/query")])
+def test_random_matrices_of_a_run_without_init_from_must_be_trained(option, value, message, cache, tmp_path):
+    with pytest.raises(UserError, match=rf'{message}.*\. Set config\.train\.init_from to a trained run$'):
+        start(tmp_path / 'run', tiny_config(cache, **{f'train__{option}': value}))
+    assert not (tmp_path / 'run' / 'config.json').exists()
 
 
 def test_a_run_and_its_checkpoint_are_told_apart(tmp_path, monkeypatch):
