@@ -246,7 +246,7 @@ def report(directory: Path) -> bool:
     log.info('wrote %s, report.csv, curves.png and varied.png', directory / 'report.md')
     if not has_metric:
         log.error('--metric=%s: no run has this metric%s The plots show the default metric. For plots of another '
-                  'metric, use --report --metric=NAME', METRIC.value, did_you_mean(METRIC.value, measured) or '.')
+                  'metric, use --report --metric=NAME', METRIC.value, did_you_mean(str(METRIC.value), measured) or '.')
     return has_metric
 
 

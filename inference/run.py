@@ -288,9 +288,9 @@ class Run:
         """Returns inputs for `inspect`: raw images or series in the encoding of the training inputs, or texts."""
         if not isinstance(self.model, Predictor):
             return inputs
-        # NumPy reads arrays and sequences, but not other iterables such as generators.
-        is_iterator = isinstance(inputs, Iterable) and not hasattr(inputs, '__getitem__')
-        return self.model.form.prepare(list(inputs) if is_iterator else inputs)
+        if not hasattr(inputs, '__getitem__') and isinstance(inputs, Iterable):  # a generator, which NumPy cannot read
+            inputs = list(inputs)
+        return self.model.form.prepare(inputs)
 
     def _noted(self, outputs: list[Output]) -> list[Output]:
         """Returns the outputs. Logs a warning if the inputs have characters that are not in the vocabulary."""
