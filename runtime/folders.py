@@ -78,6 +78,9 @@ def _remove_abandoned(parent: Path) -> None:
         try:
             # create=False, because a new lock file would prevent the owner from removing the folder.
             lock = locked(place / 'lock', create=False)
+        except FileNotFoundError:  # killed before the lock existed, so the folder is empty. A live owner tries again
+            _remove_empty([place])
+            continue
         except OSError:  # the folder is in use or already removed, or this process has no permission to remove it
             continue
         with lock:
