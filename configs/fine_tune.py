@@ -5,11 +5,11 @@ r"""Fine-tuning: continues the training of a model on other data.
 
 This command starts with the parameters and the vocabulary of the run directory RUN. The recipe uses the config of RUN,
 with a learning rate that suits a trained model. So the languages and the names of the splits are those of RUN, unless
-you set them. If RUN has read a file (data.file), also set --config.data.file= (nothing after =). By default, the
-parameters are read from the best checkpoint of RUN. Further options:
+you set them. If RUN has read a file (data.file), also set --config.data.file= (nothing after =). If RUN has read a
+folder (data.dir) and you set data.file, also set --config.data.dir= (nothing after =). By default, the parameters are
+read from the best checkpoint of RUN. Further options:
 
-- --config.data.file=FILE, instead of --config.data.dir, trains a language model on one text. If RUN has read a folder
-  (data.dir), also set --config.data.dir= (nothing after =).
+- --config.data.file=FILE, instead of --config.data.dir, trains a language model on one text.
 - --config.train.init_from=RUN:average:5 starts with the mean of the last 5 checkpoints instead.
 - --config.train.frozen='encoder,*embedding' does not train the encoder and the embeddings.
 - --config.train.lora_rank=8 trains only low-rank adapters.
