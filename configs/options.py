@@ -176,8 +176,7 @@ OPTIONS = (
     Option('model.patches.pooling', 'class_token', 'input of the output layer: the class token, or the mean over the '
            'patches', OneOf(('class_token', 'mean')), POOLED),
     Option('model.patches.stem', 'linear', "embedding of the patches; 'linear': one matrix, as in the vision "
-           "Transformer; 'convolutions': convolutions of 3 x 3 pixels, for images only (Xiao et al. "
-           '2021)',
+           "Transformer; 'convolutions': convolutions of 3 x 3 pixels, for images only (Xiao et al. 2021)",
            OneOf(('linear', 'convolutions')), POOLED),
 
     Option('data.source', 'builtin', "where the data comes from; 'builtin' needs no download",

@@ -80,13 +80,13 @@ class Tuning(NamedTuple):
             return
         more = f' and {len(untrained) - MAX_NAMES} more' if len(untrained) > MAX_NAMES else ''
         names = ', '.join(untrained[:MAX_NAMES]) + more
-        from_run = '' if initial else 'Set config.train.init_from to a trained run'
+        advice = '' if initial else 'Set config.train.init_from to a trained run'
         if self.rank:
             raise UserError(f'config.train.lora_rank={self.rank}: these matrices start with random values and have no '
                             f'adapter, so they would not be trained: {names}. '
-                            + (from_run or 'Add them to config.train.lora_parts'))
+                            + (advice or 'Add them to config.train.lora_parts'))
         raise UserError(f'config.train.frozen={",".join(self.frozen)!r}: these matrices start with random values, so '
-                        f'they must be trained: {names}. ' + (from_run or 'Use patterns that do not match them'))
+                        f'they must be trained: {names}. ' + (advice or 'Use patterns that do not match them'))
 
     def labels(self, params: Params) -> PyTree[str]:
         """Returns a tree like `params` in which each parameter is replaced by the label TRAINED or FROZEN."""

@@ -1,10 +1,9 @@
-"""Every command block of README.md, CONTRIBUTING.md and docs/ but those of docs/results.md runs unchanged in a copy of
-the tree.
+"""The command blocks of README.md, CONTRIBUTING.md and docs/ run unchanged in a copy of the tree.
 
+The blocks of docs/results.md are the longest experiments: only the options of their trainings and sweeps are checked.
 Blocks that need the extra `interchange` are tested in tests/interchange/test_commands.py, and the Python of
 docs/inside.md in tests/docs/test_inside.py. Blocks with RUN do not run, because RUN may be a run of any kind.
-Trainings in text or tables do not run, but their options are checked. So are those in the blocks of docs/results.md,
-which has the longest experiments; tests/launch tests its launch/multi30k_best.sh.
+Trainings in text or tables do not run, but their options are checked. tests/launch tests launch/multi30k_best.sh.
 
 In the blocks, `python` makes each training tiny (`SHORTER`), each benchmark short, and pictures few; sweeps have
 one seed, the built-in corpus has a tenth of its sentences, and `make` does nothing, because other tests run its
