@@ -1,6 +1,8 @@
 """Writes random models of a few hundred parameters in each format, without the libraries that define the formats."""
 
 import functools
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ from flax.core import meta
 
 from configs import base
 from input_pipeline.tokenizer import PAD, train_tokenizer
-from interchange.huggingface import write_huggingface
+from interchange.huggingface import read_huggingface, write_huggingface
 from interchange.safetensors_folder import write_safetensors
 from model.build import build_model
 from run_directory.trained import TrainedModel
@@ -36,23 +38,32 @@ def tokenizer():
     return train_tokenizer(LINES, kind='bpe', vocab_size=300, split_digits=False, normalization='identity')
 
 
+@functools.cache
+def imported_tokenizer():
+    """The same tokenizer as an import reads it. Only a model with such a tokenizer is exported as Qwen2."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_huggingface(small_model('llama', Path(folder)), Path(folder))
+        return read_huggingface(Path(folder)).tokenizers['text']
+
+
 def small_model(name, workdir, **options):
     """Returns a random model of the form `name`. `options` are options of config.model."""
     config, translates = base.get_config(), name.startswith('marian')
+    words = imported_tokenizer() if name == 'qwen2' else tokenizer()
     config.update_from_flattened_dict({
         'task': 'translation' if translates else 'language_model',
         'model.kind': 'transformer' if translates else 'language_model', 'model.num_layers': 1, 'model.d_model': 8,
-        'model.d_ff': 12, 'model.num_heads': 4, 'data.tokenizer.vocab_size': len(tokenizer()),
+        'model.d_ff': 12, 'model.num_heads': 4, 'data.tokenizer.vocab_size': len(words),
         **({'data.max_length': 24, 'data.tokenizer.joint': name == 'marian'} if translates else
            {'data.context': 24, 'eval.metric': 'loss'}),
         **{f'model.{option}': value for option, value in (POSSIBLE[name] | options).items()}})
     sides = ('source', 'target') if translates else ('text',)
-    sizes = {f'{side}_vocab_size'.removeprefix('text_'): len(tokenizer()) for side in sides}
+    sizes = {f'{side}_vocab_size'.removeprefix('text_'): len(words) for side in sides}
     module, ones = build_model(config.model, **sizes, pad=PAD), jnp.ones((1, 3), jnp.int32)
     params = meta.unbox(module.init(jax.random.key(0), *[ones] * len(sides)))['params']
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: leaf + rng.normal(scale=0.1, size=leaf.shape).astype(np.float32), params)
-    return TrainedModel([workdir], config, module, params, [0], dict.fromkeys(sides, tokenizer()), sizes)
+    return TrainedModel([workdir], config, module, params, [0], dict.fromkeys(sides, words), sizes)
 
 
 def write_small(name, folder):
