@@ -59,6 +59,7 @@ def test_a_prompt_is_continued_beyond_the_window(language_run, tmp_path):
     assert len(explained(tmp_path / 'page.html')) == 2
 
 
+@pytest.mark.slow
 def test_texts_of_several_lines_are_scored_and_continued(language_run):
     text = b'def ghi.\nabc def ghi.\n\nabc def ghi.\nabc 7'
     done = script('decode.py', f'--workdir={language_run}', '--input=-', '--documents=blank_line', '--score',

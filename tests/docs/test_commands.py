@@ -32,8 +32,8 @@ RECURRENT = {'model.d_model': 16, 'model.recurrent.d_hidden': 16}
 SHORTER = {
     'demo': BLOCKS | PAIRS, 'multi30k': BLOCKS | PAIRS, 'multi30k_best': BLOCKS | PAIRS,
     'rnnsearch_demo': RECURRENT | PAIRS, 'rnnsearch_multi30k': RECURRENT | PAIRS,
-    'shakespeare_char': BLOCKS | {'decode.extra_length': 4},
-    'digits_vit': BLOCKS,
+    'shakespeare_char': BLOCKS | {'decode.extra_length': 4}, 'stdlib_lm': BLOCKS,
+    'digits_vit': BLOCKS, 'co2_forecast': BLOCKS,
     'llama_tiny': BLOCKS | {'model.num_key_value_heads': 1, 'decode.extra_length': 4},
 }
 ALWAYS = {'cache_dir': 'cache', 'train.steps': 4, 'train.log_every': 2, 'eval.every': 4, 'checkpoint.every': 2,

@@ -79,6 +79,7 @@ def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
     np.testing.assert_allclose(gradient, expected, atol=0.02 * float(jnp.abs(expected).max()))
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('devices', [1, 8])  # with one device, the gradient of the table has another form
 @pytest.mark.parametrize('tile', [1 << 20, 1000])
 def test_at_bfloat16_the_factors_are_rounded(monkeypatch, tile, devices):

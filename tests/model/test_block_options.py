@@ -62,7 +62,8 @@ def test_grouped_queries_are_the_reference(groups, bias):
     close(found, np.stack(expected))
 
 
-@pytest.mark.parametrize('kernel', ['plain', pytest.param('chunked', marks=pytest.mark.slow), 'fused'])
+@pytest.mark.fast_cases(3)
+@pytest.mark.parametrize('kernel', ['plain', 'chunked', 'fused'])
 @pytest.mark.parametrize('score', SCORES)
 def test_grouped_queries_are_heads_with_the_same_keys_and_values(score, kernel):
     if kernel == 'fused' and score not in ('scaled_dot', 'dot'):
