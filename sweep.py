@@ -11,6 +11,7 @@ printed and written to DIR as report.md, report.csv, curves.png and varied.png.
 With CUDA_VISIBLE_DEVICES=0,1,2,3 and --jobs=4, each run uses one GPU. Without this variable, every run uses all GPUs.
 """
 
+import collections
 import logging
 import os
 import shlex
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from analysis.compare import LOGS, METRIC_NAMES, is_metric, load_runs, results_table
+from analysis.compare import LOGS, METRIC_NAMES, RunRecord, is_metric, load_runs, results_table
 from analysis.sweeping import Progress, claim_directory, logged_regularly, planned_runs, read_sweep
 from command_line import flag_files_explained, run_script
 from configs.allowed import Between
@@ -31,6 +32,7 @@ from configs.checks import config_from
 from configs.options import flatten
 from configs.sweeps import Overrides
 from configs.tasks import TASKS
+from run_directory.records import CONFIG, read_config
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded, write_text
 from runtime.locks import lock_directory
@@ -212,6 +214,18 @@ def last_lines(path: Path) -> str:
     return '\n'.join(f'    {line}' for line in [line for line in lines if line.strip()][-LOGGED_LINES:])
 
 
+def different_precisions(runs: Sequence[RunRecord]) -> str:
+    """Returns a warning if train.matmul_precision=auto has chosen different precisions in the runs, otherwise ''."""
+    chosen = collections.Counter(read_config(run.workdir).train.matmul_precision for run in runs
+                                 if run.config['train.matmul_precision'] == 'auto' and (run.workdir / CONFIG).exists())
+    if len(chosen) < 2:
+        return ''
+    counts = ', '.join(f'{precision} in {count} of {chosen.total()} runs' for precision, count in chosen.items())
+    return (f'train.matmul_precision=auto has chosen different precisions ({counts}), so differences between the runs '
+            'may come from the precision. To avoid this, start a new sweep with '
+            '--config.train.matmul_precision=default')
+
+
 def report(directory: Path) -> bool:
     """Prints the table of results, and writes the table and the plots into the directory of the sweep.
 
@@ -230,8 +244,11 @@ def report(directory: Path) -> bool:
     from analysis.pictures import save_figure  # the import of matplotlib is slow, and --help does not need it
     from analysis.plots import plot_curves, plot_varied
 
-    table = results_table(runs, split=SPLIT.value)
+    table, precisions = results_table(runs, split=SPLIT.value), different_precisions(runs)
     print(table.markdown(), end='')
+    if precisions:
+        log.warning('%s', precisions)
+    note = f'{precisions}.\n\n' if precisions else ''
     write_text(directory / 'report.csv', table.csv())
     save_figure(plot_curves(runs, metric), directory / 'curves.png')
     save_figure(plot_varied(runs, metric, SPLIT.value), directory / 'varied.png')
@@ -241,7 +258,7 @@ def report(directory: Path) -> bool:
         'with the best checkpoint of each run. The best values are bold. ± is the standard deviation over seeds. The '
         'learning curves are from evaluations during training. These evaluations may use another search and fewer '
         'sentences, so the order of the runs may differ. The title of each picture describes the measurement.\n\n'
-        f'{table.markdown()}\n![Learning curves](curves.png)\n\n'
+        f'{note}{table.markdown()}\n![Learning curves](curves.png)\n\n'
         '![The metric as a function of the varied options](varied.png)\n')
     log.info('wrote %s, report.csv, curves.png and varied.png', directory / 'report.md')
     if not has_metric:

@@ -157,9 +157,9 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
     pictured = request.draws_attention and number <= request.picture_count
     if page is not None and page.full:
         page = None
-    # An empty translation of a source has an end token, but an empty continuation has no tokens.
-    has_tokens = answer.hypotheses[0].tokens or isinstance(model, Translator) and answer.source_tokens
-    if (pictured or page or request.attention) and has_tokens:
+    count = len(answer.source_tokens) + len(answer.hypotheses[0].tokens)
+    # The first token of a language model is not predicted, so a single token has nothing to show.
+    if (pictured or page or request.attention) and count > model.unpredicted:
         weights = model.attention(answer)
     if page and weights is not None:
         page.add(explain_text(model, answer, weights, number))

@@ -16,7 +16,7 @@ from jaxtyping import Num
 
 from analysis.request import BY
 from inference.edits import nearest
-from inference.scores import SAMPLES, interval, read_table
+from inference.scores import SAMPLES, interval, read_table, result_tables
 from input_pipeline.data import open_data
 from run_directory.records import read_config
 from runtime.errors import UserError
@@ -172,8 +172,10 @@ def _translations(workdir: str | Path, split: str) -> list[list[str]]:
     try:
         rows = read_table(path)
     except OSError as error:
-        raise UserError(f'{path}: {error.strerror}. Score the run first: python decode.py --workdir={workdir} '
-                        f'--split={split}') from None
+        scored = [f'split={table.stem!r}' for table in result_tables(workdir)]
+        advice = (f'Use {" or ".join(scored)}, or score another split first' if scored else
+                  f'Score the run first: python decode.py --workdir={workdir} --split={split}')
+        raise UserError(f'{path}: {error.strerror}. {advice}') from None
     if {len(row) for row in rows} != {3}:
         raise UserError(f'{path}: the file has no translations. Use runs of task=translation')
     return rows

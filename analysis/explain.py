@@ -145,7 +145,7 @@ def explain_example(model: Predictor, prediction: Prediction, number: int = 1, t
         tokens = [token if seen else f'{token} (hidden)' for token, seen in zip(tokens, visible, strict=True)]
         attention.append(Attention(kind, each, tokens, tokens, (what, what)))
     if model.classes is None:
-        answers = [('output', 'value'), *((name, f'{value:.6g}') for name, value in prediction.values.items())]
+        answers = [('output', 'value'), *zip(prediction.values, prediction.cells, strict=True)]
     else:
         answers = [('probability', 'class'),
                    *((f'{probability:.4f}', label) for label, probability in prediction.best(ALTERNATIVES))]

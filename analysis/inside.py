@@ -9,7 +9,7 @@ import numpy as np
 from analysis.attribution import attribute
 from analysis.heads import GatedHeads, pruning_curves, pruning_figure, ranked
 from analysis.logit_lens import logit_lens
-from analysis.passes import as_output
+from analysis.passes import as_output, text_model
 from analysis.patching import patching_map
 from analysis.pictures import heads_figure, matrix_figure
 from analysis.roles import ROLES, roles
@@ -58,13 +58,12 @@ def examples(run: Run, request: Request) -> list[Any]:
       UserError: if the run does not write text, or the split does not exist.
     """
     splits = asked_splits(request.split, run.config.data)
-    data, model = run.data(), run.model
+    model, data = text_model(run), run.data()
     if isinstance(model, Translator):
         pairs = [pair for name in splits for pair in data.pairs(name)]  # pyright: ignore[reportAttributeAccessIssue]
         return pairs[:request.count]
-    as_output(run, ('', 'a'))  # raises an error for a model of images or series
     outputs = [output for name in splits
-               for output, _ in model.examples(data, name, request.count, run.options)]  # pyright: ignore
+               for output, _ in model.examples(data, name, request.count, run.options)]
     return outputs[:request.count]
 
 

@@ -14,7 +14,7 @@ from inference.generate import Generator
 from inference.run import Run
 from inference.text import Hypothesis, Output, TextModel
 from inference.translate import Translator
-from input_pipeline.tokenizer import BOS
+from input_pipeline.tokenizer import BOS, Tokenizer
 from model.places import Editor, observing
 from runtime.errors import UserError
 
@@ -143,31 +143,42 @@ def as_output(run: Run, example: Any) -> Output:
     Args:
       run: a translator or a language model.
       example: an output. For a translator: a source, which is translated first, or (source, target). For a language
-        model: a text, or (prompt, continuation).
+        model: a text, or (prompt, continuation). Tokens after the first window are left out, with a warning.
 
     Raises:
       UserError: if the run does not write text, the continuation is empty, or the prompt is too long.
     """
-    model: Any = run.model
-    if not isinstance(model, Translator | Generator):
-        raise UserError(f'{run.workdir}: task={run.config.task} has no texts. Use a translator or a language model')
-    if isinstance(example, Output):
-        return example
+    model = text_model(run)
     if isinstance(model, Translator):
+        if isinstance(example, Output):
+            return example
         if isinstance(example, str):
             return model.translate([example], run.options)[0]
         source, target = example
         return Output(source, model._tokens(source, 0),
                       [Hypothesis(target, model._target_tokens(target, 0, run.options), 0.0, 0.0)])
-    prompt, text = ('', example) if isinstance(example, str) else example
-    tokenizer = model.tokenizers['target']
+    output = example if isinstance(example, Output) else _continued(
+        model.tokenizers['target'], *(('', example) if isinstance(example, str) else example))
+    if len(output.source_tokens) >= model.context or not output.hypotheses[0].tokens:
+        raise UserError(f'{output.text[:40]!r} after {output.source[:40]!r}: there is no token to predict. The '
+                        'continuation must not be empty, and the prompt must have fewer than '
+                        f'{model.context - 1} tokens')
+    return model.in_one_window([output])[0]
+
+
+def text_model(run: Run) -> Any:
+    """Returns the model of a run. Raises UserError if the model does not write text."""
+    if not isinstance(run.model, Translator | Generator):
+        raise UserError(f'{run.workdir}: task={run.config.task} has no texts. Use a translator or a language model')
+    return run.model
+
+
+def _continued(tokenizer: Tokenizer, prompt: str, text: str) -> Output:
+    """Returns a prompt and its continuation as an output of a language model."""
     before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
     # A token may contain the end of the prompt and the beginning of the text. Such a token belongs to the continuation.
     shared = next((number for number, (old, new) in enumerate(zip(before, whole, strict=False)) if old != new),
                   min(len(before), len(whole)))
-    if shared + 1 >= model.context or shared == len(whole):
-        raise UserError(f'{text[:40]!r} after {prompt[:40]!r}: there is no token to predict. The continuation must not '
-                        f'be empty, and the prompt must have fewer than {model.context - 1} tokens')
     return Output(prompt, [BOS, *whole[:shared]], [Hypothesis(text, whole[shared:], 0.0, 0.0, ended=False)])
 
 

@@ -155,9 +155,9 @@ class _Comparison:
         if not names:
             raise UserError(f'places={places}: a patching map needs places with the axis "position", such as '
                             'encoder/layers_0')
-        self.texts = text_of(run, (clean, target)), text_of(run, (corrupt, target))
-        check_comparable(*self.texts, (clean, corrupt))
         outputs: list[Output] = [as_output(run, (sentence, target)) for sentence in (clean, corrupt)]
+        self.texts = text_of(run, outputs[0]), text_of(run, outputs[1])
+        check_comparable(*self.texts, (clean, corrupt))
         both = run.inspect(outputs, names)
         self.values = {name: tuple(np.asarray(values[name].values) for values in both) for name in names}
         labels = [both[1][name].labels['position'] for name in names]

@@ -107,10 +107,11 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
         _draw_panel(axes, panel, short)
         axes.set_ylabel(_named(shown) if index % columns == 0 else '')
         axes.grid(alpha=0.3)
-    if panels:
+    if points:
         drawn.suptitle(_of_decode(list(itertools.chain(*settings)), shown, split), fontsize=9)
-    else:
-        drawn.add_subplot().set_title(f'no results with {shown} on {split} yet')
+    if not panels:
+        drawn.add_subplot().set_title(f'no option varies: {_named(shown)} {points[0][1]}' if points else
+                                      f'no results with {shown} on {split} yet')
     return drawn
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+from analysis.passes import text_model
 from inference.edits import nearest
 from inference.generate import Generator
 from inference.inspection import Values
@@ -95,8 +96,10 @@ def roles(run: Run, texts: Iterable[Any], places: str | Sequence[str] = '*/weigh
       places: names or patterns of places of attention weights.
 
     Raises:
-      UserError: if the list of texts is empty, no place matches, or a place has no attention weights.
+      UserError: if the run does not write text, the list of texts is empty, no place matches, or a place has no
+        attention weights.
     """
+    text_model(run)  # raises an error for a model of images or series
     sums: dict[str, _Sums] = {}
     for values in run.inspect_each(texts, places):
         for name, value in values.items():
@@ -135,7 +138,7 @@ class _Sums:
 
 def _sums(value: Values, causal: bool, window: int) -> _Sums:
     """Returns the sums for one text. `window` is config.model.window, or 0 if the distance of keys is not limited."""
-    if value.axes != ('head', 'query', 'key'):
+    if not value.name.endswith('/weights'):
         raise UserError(f'{value.name}: roles are computed from attention weights. Use places that end in /weights')
     weights, pieces = np.asarray(value.values, np.float64), value.labels['key']
     heads, queries, keys = weights.shape

@@ -61,6 +61,8 @@ NAMES = Text(file=True, names=True)
 METHODS = OneOf(('beam', 'greedy', 'sample'))
 AXIS = Between(-1, 1_000_000)
 AXES = ('data', 'fsdp', 'tensor')  # the axes of the mesh, as in config.parallel
+DROPOUTS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dropout', 'model.word_dropout',
+            'model.layer_dropout')  # the options that make two forward passes of a training step differ
 ELSEWHERE = ('builtin', 'tfds')  # data sources that do not read the user's files
 
 STACKS: Users = {'model.kind': ('transformer', 'language_model', 'patches', 'forecaster')}
@@ -166,7 +168,8 @@ OPTIONS = (
     Option('model.recurrent.d_hidden', 1000,
            "width of the states in each direction; Bahdanau et al. 2015 use 1000", Between(1, 100_000),
            RECURRENT),
-    Option('model.recurrent.d_align', 0, 'width of the alignment network; 0: d_hidden', Between(0, 100_000), RECURRENT),
+    Option('model.recurrent.d_align', 0, 'width of the alignment network; 0: d_hidden', Between(0, 100_000),
+           RECURRENT | {'model.recurrent.attention': (True,)}),
     Option('model.recurrent.readout', 'maxout', "layer before the output layer; Bahdanau et al. 2015 use 'maxout'",
            OneOf(('maxout', 'linear')), RECURRENT),
     Option('model.recurrent.attention', True, 'use attention; False: one fixed context vector for the whole sentence',

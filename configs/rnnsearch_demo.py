@@ -20,7 +20,7 @@ from configs import base
 def get_config() -> ConfigDict:
     config = base.get_config()
     config.model.update(kind='rnnsearch', d_model=128, dropout=0.1)
-    config.model.recurrent.update(d_hidden=128, d_align=128, readout='maxout', attention=True)
+    config.model.recurrent.update(d_hidden=128, readout='maxout', attention=True)
     config.data.max_length = 64
     config.data.tokenizer.update(vocab_size=1200, split_digits=True)  # single digits are easy to copy
     config.batch.update(tokens=1024, buckets=4)

@@ -17,7 +17,7 @@ from configs import base
 def get_config() -> ConfigDict:
     config = base.get_config()
     config.model.update(kind='rnnsearch', d_model=256, dropout=0.2)
-    config.model.recurrent.update(d_hidden=256, d_align=256, readout='maxout', attention=True)
+    config.model.recurrent.update(d_hidden=256, readout='maxout', attention=True)
     config.data.update(source='files', source_lang='en', target_lang='de', max_length=64)
     config.data.splits.update(train='train', validation='val', test='test_2016_flickr')
     config.data.tokenizer.vocab_size = 4000

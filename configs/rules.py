@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs.options import AXES, DEFAULTS, ELSEWHERE, MOST_TOKENS, flatten, is_used
+from configs.options import AXES, DEFAULTS, DROPOUTS, ELSEWHERE, MOST_TOKENS, flatten, is_used
 from configs.tasks import SUBWORDS, Task
 
 
@@ -118,6 +118,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              f'must be at most batch.rows={batch.rows}, because each part has at least one row'),
         Rule('train.steps', config.optimizer.schedule == 'cosine', train.steps > 1,
              'must be above 1 for optimizer.schedule=cosine, because the cosine decay begins after the warmup'),
+        Rule('train.r_drop', train.r_drop > 0, any(values[name] for name in DROPOUTS),
+             'needs dropout, because without dropout both passes are equal. Set model.dropout, or set r_drop to 0'),
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
              f'must not be combined with r_drop={train.r_drop}, because each adds a second pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),

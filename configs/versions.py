@@ -19,11 +19,13 @@ from ml_collections import ConfigDict
 
 from configs import base
 from configs.checks import check_config, unused, written
-from configs.options import DEFAULTS, flatten, kind_problem
+from configs.options import DEFAULTS, DROPOUTS, flatten, kind_problem
 from runtime.errors import UserError, option_like
 from runtime.files import read_bytes
 
-VERSION = 4  # version 3 does not allow names of splits with the built-in data, and version 4 with data.file
+# Version 3 does not allow names of splits with the built-in data, and version 4 does not allow them with data.file.
+# Version 5 does not allow model.recurrent.d_align without attention, and train.r_drop without dropout.
+VERSION = 5
 RENAMED: dict[int, dict[str, str]] = {}  # version -> {name before this version: name from this version on}
 BEFORE: dict[int, dict[str, Any]] = {    # version -> {current name: value before this version}
     2: {'data.plain_spaces': 0.0},
@@ -35,7 +37,8 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     """Returns the `options` of a config of version `version`, upgraded to the current version.
 
     The result has all current options, {'model.d_model': 512, ...}, in the order of the table. In earlier versions, a
-    config could set options without effect on its model, task or source. Such options get their defaults.
+    config could set options without effect on its model, task or source. Such options get their defaults. If d_align is
+    equal to d_hidden, it also gets its default, which has the same meaning, because the recipes no longer set it.
 
     Raises:
       UserError: if the version is unknown, or an option is unknown or of another type.
@@ -50,7 +53,14 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     before = {name: value for later, values in BEFORE.items() if later > version for name, value in values.items()}
     # JSON and the command line may give an integer for a float.
     options = {**DEFAULTS, **before, **{name: type(DEFAULTS[name])(value) for name, value in options.items()}}
-    return {**options, **{name: DEFAULTS[name] for name in unused(options)}} if version < VERSION else options
+    if version == VERSION:
+        return options
+    options |= {name: DEFAULTS[name] for name in unused(options)}
+    if not any(options[name] for name in DROPOUTS):
+        options['train.r_drop'] = DEFAULTS['train.r_drop']
+    if options['model.recurrent.d_align'] == options['model.recurrent.d_hidden']:  # as in recipes before version 5
+        options['model.recurrent.d_align'] = DEFAULTS['model.recurrent.d_align']
+    return options
 
 
 def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:

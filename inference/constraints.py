@@ -31,6 +31,7 @@ WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040,
                   (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, kana, Han
 # Placeholders for the characters that no phrase contains: word characters, digits, other characters.
 WORD, DIGIT, OTHER = '\ue000', '\ue001', '\ufffd'
+VOICED = '\u3099\u309a'  # marks that change a kana to another kana: U+3099 changes き to ぎ
 BYTES = [chr(0xdc80 + place) for place in range(128)]  # bytes of incomplete characters, decoded by 'surrogateescape'
 SURROGATES = range(0xd800, 0xe000)  # not characters, so they have no valid UTF-8
 
@@ -72,6 +73,11 @@ def _kind(character: str) -> str:
     return WORD if in_word else OTHER
 
 
+def _has_voiced_form(character: str) -> bool:
+    """Returns whether the character is a kana that a mark of VOICED changes to another kana, as き to ぎ."""
+    return len(unicodedata.normalize('NFC', character + VOICED[0])) == 1
+
+
 def _folded(text: str) -> str:
     folded = unicodedata.normalize('NFD', unicodedata.normalize('NFD', text).casefold())
     return re.sub(r'\s', ' ', folded)
@@ -84,7 +90,7 @@ class _State(NamedTuple):
       begun: the incomplete phrases at the end of the text.
       kind: the kind of the last character (`_kind`). A word may begin after a character of another kind.
       ended: if true, the text ends with a complete phrase. Then only a character of the same kind may follow, because
-        this character makes another word.
+        this character makes another word. After a kana, only a mark of VOICED may follow.
     """
     begun: frozenset[str] = frozenset()
     kind: str = OTHER
@@ -100,11 +106,11 @@ class _Phrases:
     def __init__(self, phrases: Sequence[str]):
         self._phrases = {' '.join(_folded(phrase).split()) for phrase in phrases}
         self._prefixes = {phrase[:end] for phrase in self._phrases for end in range(1, len(phrase))}
-        self._following = {'': {' '}}  # {beginning of a phrase: the characters that may follow it in a phrase}
+        self._following = {'': {' ', *VOICED}}  # {beginning of a phrase: the characters that may follow it in a phrase}
         for phrase in self._phrases:
             for place, letter in enumerate(phrase):
                 self._following.setdefault(phrase[:place], set()).add(letter)
-        letters = {' '}.union(*self._phrases)
+        letters = {' ', *VOICED}.union(*self._phrases)
         self.characters = [*sorted(letters - {WORD, DIGIT, OTHER}), WORD, DIGIT, OTHER]
         self.symbols = {symbol: column for column, symbol in enumerate([*self.characters, *BYTES])}
 
@@ -117,15 +123,16 @@ class _Phrases:
         """Returns the state after a character, or None if the character is excluded."""
         kind = _kind(symbol)
         joins = kind != OTHER and kind == state.kind
-        if state.ended and not joins:
+        voices = symbol in VOICED and state.kind == OTHER
+        if state.ended and not joins and not voices:
             return None
         texts = {text + symbol for text in state.begun} | (set() if joins else {symbol})
         if symbol == ' ':
             texts |= {text for text in state.begun if text[-1] == ' '}  # white space of any length
-        complete = texts & self._phrases
-        if not all(_kind(text[-1]) != OTHER for text in complete):
+        complete = bool(texts & self._phrases)
+        if complete and kind == OTHER and not _has_voiced_form(symbol):
             return None
-        return _State(frozenset(texts & self._prefixes), kind, bool(complete))
+        return _State(frozenset(texts & self._prefixes), kind, complete)
 
     def states(self, continued: bool) -> tuple[list[_State], Int[np.ndarray, 'states characters']]:
         """Returns all states, and a table of next states [state, character]. DEAD means that a character is excluded.
@@ -229,8 +236,9 @@ class Automaton:
         """Builds the table. If `continued` is True, outputs may continue a prompt; see the method `behind`.
 
         Raises:
-          UserError: if there are too many phrases.
+          UserError: if there are too many phrases, or the tokenizer is not supported.
         """
+        _check_tokenizer(phrases, tokenizer)
         rules, size = _Phrases(phrases), len(tokenizer)
         written = [[] if token <= UNK else [rules.symbols[symbol] for symbol in rules.read(tokenizer.bytes_of(token))]
                    for token in range(size)]
@@ -291,6 +299,22 @@ class Automaton:
             state = max(0, *(int(self.table[before, token]) for before in (0, state))) if (
                 self.table[state, token] == DEAD) else int(self.table[state, token])
         return self._opened[state]
+
+
+def _check_tokenizer(phrases: Sequence[str], tokenizer: Tokenizer) -> None:
+    """Checks that the texts of the tokens, joined, are the decoded text. In WordPiece, for example, they lack spaces.
+
+    The phrases, each of them twice, are the example text.
+
+    Raises:
+      UserError: if the two texts differ in more than the white space at both ends.
+    """
+    tokens = [token for token in tokenizer.encode(' '.join(' '.join((*phrases, *phrases)).split())) if token > UNK]
+    joined = b''.join(map(tokenizer.bytes_of, tokens)).decode('utf-8', 'replace').strip()
+    decoded = tokenizer.decode(tokens).strip()
+    if joined != decoded:
+        raise UserError(f'--avoid does not support this tokenizer: joined, its tokens are {joined[:40]!r}, but the '
+                        f'decoded text is {decoded[:40]!r}. Remove --avoid')
 
 
 @functools.cache

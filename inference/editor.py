@@ -159,7 +159,7 @@ def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
     if edit.edit == 'scale':
         return value * numbers
     if edit.edit == 'add':
-        return value + numbers
+        return value + (numbers if at.mask is None else jnp.where(at.mask, numbers, 0))
     if edit.edit == 'freeze' and numbers is None:
         visible = jnp.ones(value.shape, bool) if at.mask is None else jnp.broadcast_to(at.mask, value.shape)
         if edit.by == 'first':
@@ -178,7 +178,8 @@ def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
 def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
     """Returns attention weights or scores with the values of `numbers`, [query, key] or [head, query, key].
 
-    Queries outside `numbers` keep their values. For the queries in `numbers`, keys outside `numbers` get 0.
+    Queries outside `numbers` keep their values. For the queries in `numbers`, keys outside `numbers` keep their scores,
+    and get the weight 0.
     """
     numbers = numbers if numbers.ndim == 3 else numbers[None]
     _, queries, keys = numbers.shape
@@ -187,4 +188,5 @@ def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
     new = numbers[:, jnp.minimum(at.positions, queries - 1)[:, :, None],
                   jnp.minimum(at.keys, keys - 1)[:, None]].swapaxes(0, 1)
     has_number = (at.keys < keys)[:, None, None] & (True if at.mask is None else at.mask)
-    return jnp.where((at.positions < queries)[:, None, :, None], jnp.where(has_number, new, 0.0), value)
+    outside = 0.0 if at.name.endswith('/weights') else value
+    return jnp.where((at.positions < queries)[:, None, :, None], jnp.where(has_number, new, outside), value)

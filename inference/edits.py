@@ -47,15 +47,17 @@ class Edit:
       place: the name of a place, or a shell pattern such as '*/self_attention/heads'.
       by: the argument of the edit. 'zero' takes no argument. 'scale' takes a number, or an array that broadcasts to the
         last axes of the place, such as [heads, 1] for 'heads', and [heads, 1, 1] for 'weights'. 'add' takes a vector
-        (steering), or an array that broadcasts to the last axes. 'mean' takes an array, texts, or the name of a split.
-        With texts or a split, the value at every token is replaced by the mean over all tokens of these texts. For a
-        language model, a split stands for its first 100 documents.
+        (steering), or an array that broadcasts to the last axes; weights of hidden keys are unchanged. 'mean' takes an
+        array, texts, or the name of a split. With texts or a split, the value at every token is replaced by the mean
+        over all tokens of these texts, without hidden patches of series. For a language model, a split stands for its
+        first 100 documents.
         'replace' takes an array [position, ...], another text, or a pair (source, target). With another text, the value
         is replaced by the value of that text at the same position (activation patching); values after the end of that
-        text are unchanged. A language model reads a text after the start token. If it was not trained on whole
-        documents, a search reads no start token, so use an output of a search as `by` to edit a search (see
-        docs/inside.md). 'freeze' is only for attention weights. It takes 'uniform' (equal weights of all keys that a
-        query may attend to), 'first' (weight 1 on the first token), or an array [query, key] or [head, query, key].
+        text are unchanged, except weights of keys after its end, which become 0. A language model reads a text after
+        the start token. If it was not trained on whole documents, a search reads no start token, so use an output of a
+        search as `by` to edit a search (see docs/inside.md). 'freeze' is only for attention weights. It takes 'uniform'
+        (equal weights of all keys that a query may attend to), 'first' (weight 1 on the first token), or an array
+        [query, key] or [head, query, key].
       heads: the indices of heads, from 0; None: all heads.
       positions: the indices of the tokens that the model reads, from 0; None: all tokens. A start token is also
         counted. For 'scores' and 'weights', these are the query tokens.

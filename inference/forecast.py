@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from inference.predict import Predictor, Table
-from inference.predictions import Prediction
+from inference.predictions import Prediction, value_cells
 from inference.scores import Evaluation
 from inference.text import SearchOptions
 from input_pipeline.data import ExampleData, SeriesData
@@ -99,7 +99,7 @@ class Forecaster(Predictor):
         by_step = {step + 1: {name: forecast_scores(steps[:, step:step + 1], targets[:, step:step + 1], scale)
                               for name, steps in systems.items()} for step in range(self.horizon)}
         header = tuple(f'{kind}_{name}' for kind in ('target', 'value') for name in self.form.targets)
-        rows = [tuple(f'{value:.6g}' for value in (*target, *forecast)) for target, forecast in zip(
+        rows = [value_cells(target) + value_cells(forecast) for target, forecast in zip(
             targets.reshape(len(targets), -1), forecasts.reshape(len(targets), -1), strict=True)]
         model = scores.pop('model')
         return {'n': len(targets), 'horizon': self.horizon, 'season': self.season, **model, 'baselines': scores,

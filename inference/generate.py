@@ -83,10 +83,11 @@ class Generator(SearchModel):
         """
         prompts = checked_texts(prompts)
         if self._one_way(options):  # when a window is full, the next window begins with its last half
-            room, kept = max(1, self.context - 1), max(1, self.context // 2)
+            room, kept, limit = max(1, self.context - 1), max(1, self.context // 2), 'config.data.context'
         else:
             room = kept = self.context - options.extra_length
-        begins = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
+            limit = 'config.data.context minus --extra_length'
+        begins = [self._begin(prompt, first + row, room, kept, limit) for row, prompt in enumerate(prompts)]
         tokens = [read for read, _ in begins]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
         open_rows, worse = [row for row in range(len(prompts)) if options.extra_length], {}
@@ -241,6 +242,22 @@ class Generator(SearchModel):
         tokens = self._shown(output)
         return {'tokens': tokens[:-1]}, tokens[1:]
 
+    def in_one_window(self, outputs: Sequence[Output]) -> list[Output]:
+        """Returns outputs with only the best hypothesis, and only the tokens of the first window.
+
+        Logs a warning if tokens are left out.
+        """
+        lengths = [len(output.source_tokens) + len(output.hypotheses[0].tokens) for output in outputs]
+        if long := [length for length in lengths if length > self.context]:
+            log.warning('%d of %d texts have more than %d tokens (config.data.context), up to %d. Only the first %d '
+                        'tokens of a text are used', len(long), len(outputs), self.context, max(long), self.context)
+        windows = []
+        for output in outputs:
+            tokens, prompt, best = self._shown(output), len(output.source_tokens), output.hypotheses[0]
+            windows.append(dataclasses.replace(output, source_tokens=tokens[:prompt], hypotheses=[
+                dataclasses.replace(best, tokens=tokens[prompt:])]))
+        return windows
+
     def _shown(self, output):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]
 
@@ -259,17 +276,18 @@ class Generator(SearchModel):
                 break
         return change_warning(changed, count, 'document')
 
-    def _begin(self, prompt: str, number: int, room: int, kept: int) -> tuple[list[int], str]:
+    def _begin(self, prompt: str, number: int, room: int, kept: int, limit: str) -> tuple[list[int], str]:
         """Returns the tokens and the text of a prompt.
 
-        If the prompt has more than `room` tokens, logs a warning and returns the last `kept` tokens and ''.
+        If the start token and the prompt have more than `room` tokens, logs a warning and returns the last `kept`
+        tokens and ''. The warning contains `limit`, the options that determine `room`.
         """
         length, first, last = self._ends(prompt, room)
         start = [BOS] if self.whole_documents or not length else []
         if len(start) + length <= room:
             return start + first, prompt
-        log.warning('line %d has %d tokens: only the last %d tokens are read (config.data.context)', number + 1, length,
-                    min(kept, length))
+        read = f'only the last {kept} tokens are read' if length > kept else 'the start token before them is not read'
+        log.warning('text %d has %d tokens: %s (%s)', number + 1, length, read, limit)
         return last[-kept:], ''
 
     def _one_way(self, options: SearchOptions) -> bool:

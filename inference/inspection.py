@@ -26,6 +26,7 @@ from inference.predict import Predictor
 from inference.text import Hypothesis, Output, checked_texts, is_pair
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS
+from model.patches import visible_patches
 from model.places import argument_of, axes_of, observing
 from runtime.errors import UserError
 
@@ -45,7 +46,7 @@ class Values:
     Attributes:
       name: the name of the place.
       axes: the names of the axes.
-      values: the array.
+      values: the array, in float32.
       labels: {axis: the piece of text of each entry}, for axes of tokens.
     """
     name: str
@@ -127,7 +128,8 @@ def inspect(model: Answerer, given: Iterable[Any], places: str | Sequence[str], 
       model: the model.
       given: a list of outputs of the model, or raw inputs for a model of images or series. A translator also accepts
         sources, which are translated first, and pairs (source, target). A language model also accepts texts. It reads
-        the start token before a text, and only the tokens of an output.
+        the start token before a text, and all tokens of the text. It does not read the last token of a continuation,
+        because this token is only predicted. Tokens after the first window are left out, with a warning.
       places: names or patterns of places.
       options: the search options for the translation of sources.
       most_gb: the maximum size of all values together, in GB.
@@ -147,17 +149,8 @@ def inspect_each(model: Answerer, given: Iterable[Any], places: str | Sequence[s
     The model reads up to ROWS texts at a time: fewer if their values together are larger than `most_gb`, but at least
     one. `inspect` explains the arguments.
     """
-    names, rows, shapes = _names(model, places), _rows(model, given, options), _shapes(model)
-    parts: list[list[_Row]] = []
-    room = 0.0
-    for row in rows:
-        gigabytes = _gigabytes(row, names, shapes)
-        if not parts or len(parts[-1]) == ROWS or gigabytes > room:
-            parts.append([])
-            room = most_gb
-        parts[-1].append(row)
-        room -= gigabytes
-    return itertools.chain.from_iterable(_values(model, part, names) for part in parts)
+    names = _names(model, places)
+    return _each(model, _rows(model, given, options), names, most_gb)
 
 
 def _names(model: Answerer, places: str | Sequence[str]) -> list[str]:
@@ -220,16 +213,21 @@ def _rows(model: Answerer, given: Iterable[Any], options: SearchOptions) -> list
     plain = [pair for pair in texts if isinstance(pair[1], str)]
     if isinstance(model, Generator):
         encode = model.tokenizers['target'].encode
-        outputs |= {row: _unscored('', [BOS], text, encode(text))
+        outputs |= {row: _unscored(text, [BOS, *encode(text)], '', [])
                     for (row, _), text in zip(texts, checked_texts([text for _, text in texts]), strict=True)}
     else:
         outputs |= zip([row for row, _ in plain], model.translate([text for _, text in plain], options), strict=True)
         for row, (source, target) in ((row, checked_texts(pair)) for row, pair in texts if not isinstance(pair, str)):
             outputs[row] = _unscored(source, model._tokens(source, row),
                                      target, model._target_tokens(target, row, options))
+    ordered = [outputs[row] for row in range(len(given))]
+    if isinstance(model, Generator):
+        ordered = model.in_one_window(ordered)
     rows = []
-    for row in range(len(given)):
-        inputs, _ = model._read_and_written(outputs[row])
+    for output in ordered:
+        inputs, _ = model._read_and_written(output)
+        if isinstance(model, Generator) and not output.hypotheses[0].tokens:
+            inputs = {'tokens': output.source_tokens}  # without a continuation, all tokens are read
         sides = {'source': 'source'} if isinstance(model, Translator) else {}
         rows.append(_Row(inputs, {name: model.tokenizers[sides.get(name, 'target')].pieces(tokens)
                                   for name, tokens in inputs.items()}))
@@ -250,10 +248,24 @@ def _values(model: Answerer, rows: Sequence[_Row], names: Sequence[str]) -> list
         part = order[begin:begin + ROWS]
         values = captured(model.params, _batch(model, [rows[row] for row in part]))
         for name in names:
-            arrays = np.asarray(values[name])
+            arrays = np.asarray(values[name], np.float32)  # np.savez loses the dtype bfloat16
             for index, row in enumerate(part):
                 results[row][name] = rows[row].cut(name, arrays[index])
     return [Inspected({name: result[name] for name in names}) for result in results]
+
+
+def _each(model: Answerer, rows: Sequence[_Row], names: Sequence[str], most_gb: float = MOST_GB) -> Iterator[Inspected]:
+    """Yields the values for each text or example, in order. `inspect_each` explains `most_gb`."""
+    shapes, room = _shapes(model), 0.0
+    parts: list[list[_Row]] = []
+    for row in rows:
+        gigabytes = _gigabytes(row, names, shapes)
+        if not parts or len(parts[-1]) == ROWS or gigabytes > room:
+            parts.append([])
+            room = most_gb
+        parts[-1].append(row)
+        room -= gigabytes
+    return itertools.chain.from_iterable(_values(model, part, names) for part in parts)
 
 
 def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
@@ -288,7 +300,7 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
     is a function that takes the name of a split and returns the texts of this split.
 
     Raises:
-      UserError: if no place matches, or the values for the texts need too much memory.
+      UserError: if no place matches, or the model cannot read the texts.
     """
     names, by = matching(edit.place, places), edit.by
     if edit.edit == 'freeze' and isinstance(by, str):
@@ -297,21 +309,29 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
         if isinstance(model, Predictor) and not (edit.edit == 'mean' and isinstance(by, str)):
             raise UserError(f'{edit.where}: by={str(by)[:80]!r}: the model reads no text. Use numbers')
         if edit.edit == 'replace':
-            values, = inspect(model, [by], names, options)
+            values, = inspect_each(model, [by], names, options)
             return {name: values[name].values for name in names}
-        texts = split(by) if isinstance(by, str) else by
-        return _means(inspect(model, texts, names, options), names)
+        return _means(model, _rows(model, split(by) if isinstance(by, str) else by, options), names)
     return {} if by is None else dict.fromkeys(names, by)
 
 
-def _means(inspected: Sequence[Inspected], names: Sequence[str]) -> dict[str, Float[np.ndarray, '...']]:
-    """Returns {place: mean value}. The mean is over all tokens of all texts."""
-    means = {}
-    for name in names:
-        arrays = [values[name].values for values in inspected]
-        tokens = 'position' in axes_of(name)
-        means[name] = np.mean(np.concatenate(arrays) if tokens else np.stack(arrays), axis=0, dtype=np.float64)
-    return means
+def _means(model: Answerer, rows: Sequence[_Row], names: Sequence[str]) -> dict[str, Float[np.ndarray, '...']]:
+    """Returns {place: mean value}. The mean is over all tokens of all texts, without hidden patches of series."""
+    @functools.cache
+    def visible(tokens):  # [row, token]
+        steps = np.stack([row.inputs['visible'] for row in rows])
+        return np.asarray(visible_patches(steps, model.module.patch, tokens))
+
+    sums: dict[str, Any] = dict.fromkeys(names, 0.0)
+    counts = dict.fromkeys(names, 0)
+    for number, inspected in enumerate(_each(model, rows, names)):
+        for name, value in inspected.items():
+            array = value.values if 'position' in value.axes else value.values[None]
+            if 'position' in value.axes and 'visible' in rows[number].inputs:
+                array = array[visible(len(array))[number]]
+            sums[name] += array.sum(axis=0, dtype=np.float64)
+            counts[name] += len(array)
+    return {name: sums[name] / counts[name] for name in names}
 
 
 def _in_order(name: str) -> list[tuple[str, int]]:

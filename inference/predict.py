@@ -12,7 +12,7 @@ from jaxtyping import Float, Num, Shaped
 from ml_collections import ConfigDict
 
 from configs.options import SEARCH_NUMBERS
-from inference.predictions import Prediction, Predictions
+from inference.predictions import Prediction, Predictions, value_cells
 from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
 from input_pipeline.data import ExampleData
@@ -117,7 +117,7 @@ class Predictor:
         if self.classes is None:
             targets = targets.reshape(outputs.shape)
             header = tuple(f'{kind}_{name}' for kind in ('target', 'value') for name in self.form.targets)
-            rows = [(*(f'{value:.6g}' for value in target), *prediction.cells)
+            rows = [(*value_cells(target), *prediction.cells)
                     for target, prediction in zip(targets, predictions, strict=True)]
             return regression_scores(outputs, targets, self.form.targets), [header, *rows]
         rows = [(self.named_target(target), *prediction.cells)
@@ -127,5 +127,5 @@ class Predictor:
     def named_target(self, target: Num[np.ndarray, '*values'] | np.integer) -> str:
         """Returns a target of the data as text: the name of the class, or the values."""
         if self.classes is None:
-            return ' '.join(f'{value:.6g}' for value in np.ravel(target))
+            return ' '.join(value_cells(np.ravel(target)))
         return self.classes[int(target)]

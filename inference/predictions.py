@@ -65,7 +65,7 @@ class Prediction:
     def cells(self) -> tuple[str, ...]:
         """The cells of this prediction in a table: the class and its probability, or the predicted values."""
         if self.form.classes is None:
-            return tuple(f'{value:.6g}' for value in self.output)
+            return value_cells(self.output)
         return self.label, f'{self.probability:.4f}'
 
     def as_json(self, n_best: int) -> dict[str, Any]:
@@ -140,6 +140,11 @@ class Predictions(Sequence[Prediction]):
         if self.form.classes is not None:
             raise UserError('this run predicts classes, not values. Use .labels or .probabilities')
         return self.outputs
+
+
+def value_cells(values: Num[np.ndarray, ' values']) -> tuple[str, ...]:
+    """Returns the cells of values in a table. Fewer digits would round values such as times in seconds since 1970."""
+    return tuple(f'{value:.10g}' for value in values)
 
 
 def _classes(form: InputFormat) -> tuple[str, ...]:

@@ -157,11 +157,11 @@ class Run:
             self.model = make_answerer(self.config, trained.module, trained.params, trained.tokenizers, trained.sizes)
         if not isinstance(self.model, Predictor):
             self.model.name = ', '.join(map(str, self.workdirs))
-        self._trained, self._plain, self._numbers = trained, self.model, ()
+        self._trained, self._opened, self._numbers = trained, self.model, ()
         self.options = search_options(self.config)
         if self.config.train.edits:
             learned = self.edited(parsed(self.config.train.edits, EDITS_OPTION))
-            self.model, self.edits, self._numbers = learned.model, learned.edits, learned._numbers
+            self.model, self.edits, self._opened = learned.model, learned.edits, learned.model
 
     def __repr__(self) -> str:
         languages = f' {self.config.data.source_lang}-{self.config.data.target_lang}' if (
@@ -175,7 +175,7 @@ class Run:
     @property
     def parameters(self) -> int:
         """The number of parameters of the model."""
-        return parameter_count(self._plain.params)
+        return parameter_count(self._trained.params)
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None, *,
                   prefixes: Sequence[str] | None = None, avoid: Sequence[str] | None = None) -> list[Output]:
@@ -224,7 +224,7 @@ class Run:
 
         A size is None if it depends on the text.
         """
-        return list_places(self._plain)
+        return list_places(self._opened)
 
     def inspect(self, inputs: Iterable[Any], places: str | Sequence[str],
                 options: SearchOptions | None = None, most_gb: float = MOST_GB) -> list[Inspected]:
@@ -239,8 +239,9 @@ class Run:
     def edited(self, edits: Sequence[Edit | Mapping[str, Any]]) -> 'Run':
         """Returns a run whose model applies edits at places, in every pass and every search. This run is unchanged.
 
-        For 'mean' and 'replace', the values for the texts come from the model without any edits. So the result does not
-        depend on the order of the edits, and one call with several edits equals several calls with one edit each.
+        The edits of config.train.edits are a part of the model, and other edits are applied after them. For 'mean' and
+        'replace', the values for the texts come from the model without other edits. So the result does not depend on
+        the order of the edits, and one call with several edits equals several calls with one edit each.
 
         Args:
           edits: objects of class `inference.edits.Edit`, or dicts with the fields of this class.
@@ -254,11 +255,13 @@ class Run:
         new = [edit if isinstance(edit, Edit) else Edit.of(edit) for edit in edits]
         places, run = self.places(), copy.copy(self)
         run.edits = *self.edits, *new
-        run._numbers = *self._numbers, *(resolved(self._plain, edit, places, self.options, self._texts_of)
+        Editor(new, [{} for _ in new], places)  # refuses impossible edits before a model reads texts
+        run._numbers = *self._numbers, *(resolved(self._opened, edit, places, self.options, self._texts_of)
                                          for edit in new)
-        editor = Editor(run.edits, run._numbers, places)
-        module: Any = Observed(self._trained.module, editor)
-        run.model = make_answerer(self.config, module, {**self._plain.params, EDITS: editor.numbers},
+        added = run.edits[len(run.edits) - len(run._numbers):]  # self._opened applies config.train.edits
+        editor = Editor(added, run._numbers, places)
+        module: Any = Observed(self._opened.module, editor)
+        run.model = make_answerer(self.config, module, {**self._opened.params, EDITS: editor.numbers},
                                   self._trained.tokenizers, self._trained.sizes)
         try:
             list_places(run.model)

@@ -121,6 +121,12 @@ def results_name(split: str, workdirs: Sequence[Path], edited: bool) -> str:
     return split + (ENSEMBLE if len(workdirs) > 1 else '') + (EDITED if edited else '')
 
 
+def result_tables(workdir: str | Path) -> list[Path]:
+    """Returns the files SPLIT.tsv of a run by name, without the files of an edited model or of an ensemble."""
+    return sorted(path for path in expanded(workdir).glob('results/*.tsv')
+                  if not path.stem.endswith((ENSEMBLE, EDITED)))
+
+
 def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Reads the translations of `pairs` that another run has written into its results folder.
 
@@ -136,8 +142,7 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
     """
     if not expanded(workdir).is_dir():
         raise UserError(f'--compare={workdir}: there is no such directory. Use a run directory')
-    tables = sorted((path for path in expanded(workdir).glob('results/*.tsv')
-                     if not path.stem.endswith((ENSEMBLE, EDITED))), key=lambda path: (path.stem != split, path.stem))
+    tables = sorted(result_tables(workdir), key=lambda path: path.stem != split)
     for path in tables:
         try:
             rows = read_table(path)

@@ -17,7 +17,6 @@ from typing_extensions import override
 from inference.forced import Forced
 from inference.options import BEAM_SEARCH, SearchOptions, search_options
 from inference.scores import Evaluation, corpus_scores
-from inference.search import NEW_WORD
 from inference.text import (
     Begin,
     Hypothesis,
@@ -112,7 +111,7 @@ class Translator(SearchModel):
         begins = []
         for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):
             begin = encode_prefix(tokenizer, prefix)
-            count = sum(token != NEW_WORD for token in begin.prefix)
+            count = len(begin.prefix)  # NEW_WORD counts, because another token must follow
             limit = self._search_input(tokens, options).limit
             problem = None
             if prefix.strip() and not tokens:
@@ -122,7 +121,7 @@ class Translator(SearchModel):
             elif count >= limit:
                 advice = (' (config.model.max_length). Shorten the prefix' if limit == self.module.length_limit else
                           '. Increase --extra_length, or shorten the prefix')
-                problem = (f'this prefix has {count} tokens, but the translation may have at most {limit} tokens, '
+                problem = (f'this prefix needs {count} tokens, but the translation may have at most {limit} tokens, '
                            f'including the end token{advice}')
             elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
                 problem = 'this prefix contains a word to avoid'

@@ -14,7 +14,14 @@ import numpy as np
 from jaxtyping import Num, UInt8
 
 from input_pipeline.examples import Examples
-from input_pipeline.image_files import SUFFIXES, class_folders, image_paths, read_class_folders, read_images
+from input_pipeline.image_files import (
+    SUFFIXES,
+    check_classes,
+    class_folders,
+    image_paths,
+    read_class_folders,
+    read_images,
+)
 from input_pipeline.input_format import InputFormat
 from input_pipeline.series_tables import read_csv, read_histories, read_unlabelled
 from input_pipeline.sources import open_binary
@@ -41,7 +48,7 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
       files. They are held out from the training data. `has_file` is a function that returns whether a split has files.
 
     Raises:
-      UserError: if the folder has no data set.
+      UserError: if the folder has no data set, or folders of images are splits and not classes.
     """
     if not os.path.isdir(folder):
         raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the data set')
@@ -54,6 +61,8 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
     if image_size and kind != IMAGES:
         raise UserError(f'config.data.image_size={image_size} is only for folders of images, but {folder} has '
                         f'{_path(folder, name, kind).name}. Set image_size=0')
+    if kind == IMAGES and _path(folder, name, kind) == folder:
+        check_classes(folder, {names['validation'], names['test']})
 
     def has_file(split: str) -> bool:
         return bool(_find(folder, names[split], kind))
@@ -215,7 +224,7 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
         if not paths:
             raise UserError(f'{path} has no images. Use a folder with files such as {", ".join(SUFFIXES)}')
         names = [str(image.relative_to(file)) if file.is_dir() else path for image in paths]
-        inputs = read_images(paths, form.shape[-1], form.shape[:2] if form.resized else ())
+        inputs = read_images(paths, form.shape[-1], form.shape[:2], form.resized)
         where = path
     elif not os.path.isfile(file):
         raise UserError(f'{path} is not a file. Use a folder of images, an image, a .csv file of series, or an .npz '

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline import dynamics
 from input_pipeline.array_files import open_folder
-from input_pipeline.examples import Examples, warn_of_classes, warn_of_shared
+from input_pipeline.examples import Examples, listed, warn_of_classes, warn_of_shared
 from input_pipeline.input_format import (
     InputFormat,
     check_numbers,
@@ -143,14 +143,21 @@ class ArrayData:
     def _read(self, split: str) -> Examples:
         examples = self._part(split) if self.parts.is_part(split) else self._checked(split)
         if split == 'train':
+            if self._missing:
+                self._require_values(examples)
             if self.classes:
+                say(f'{examples.where}: {len(self.classes)} classes ({listed(self.classes)})')
                 warn_of_classes(examples.targets, self.classes, examples.where)
             return examples
         self._require_like_training(examples)
         examples = examples._replace(inputs=self.form.prepare(examples.inputs, f'{examples.where}: inputs'))
-        if not self.parts.is_part(split) or self.parts.last:  # a hash puts equal examples into the same split
+        # Without groups, a hash puts equal examples into the same split.
+        if not self.parts.is_part(split) or self.parts.last or examples.groups is not None:
             train = self._split('train')
-            warn_of_shared(examples, train, recorded(examples.inputs), recorded(train.inputs))
+            inputs, known = recorded(examples.inputs), recorded(train.inputs)
+            if inputs.dtype != known.dtype:  # equal numbers have the same bytes only in the same dtype
+                inputs, known = examples.inputs.astype(np.float64), train.inputs.astype(np.float64)
+            warn_of_shared(examples, train, inputs, known)
         return examples
 
     def _part(self, split: str) -> Examples:
@@ -221,7 +228,7 @@ class ArrayData:
         This length is rounded up to a multiple of `self._multiple` steps.
 
         Raises:
-          UserError: if a series has no values, is longer than the training series, or if a channel has no values.
+          UserError: if a series has no values, or is longer than the training series.
         """
         if split == 'train':
             steps = -(-inputs.shape[1] // self._multiple) * self._multiple
@@ -230,8 +237,6 @@ class ArrayData:
         inputs = pad_series(inputs, (steps, inputs.shape[2]), where)
         check_series(inputs, where, self._missing)
         absent = np.isnan(inputs[visible_steps(inputs)])
-        if absent.all(axis=0).any():
-            raise UserError(f'{where}: channel {int(absent.all(axis=0).argmax())} has no values. Remove the channel')
         if absent.any():
             say(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They are replaced by the mean of '
                 'the channel')
@@ -267,6 +272,15 @@ class ArrayData:
         if channels >= 8 and (inputs.dtype == np.uint8 or steps == channels):
             warn(f'{where}: inputs of shape {inputs.shape} are read as series of {steps} steps with {channels} '
                  'channels. If they are greyscale images, add the axis of channels: inputs[..., None]')
+
+    def _require_values(self, train: Examples) -> None:
+        """Raises UserError if a channel of the training series has no values, because it would have no mean."""
+        absent = np.isnan(train.inputs).all(axis=(0, 1))
+        if absent.any():
+            channel = int(absent.argmax())
+            files = ', provide files for validation' if self.parts.is_part('train') else ''
+            raise UserError(f'{train.where}: channel {train.channels[channel] if train.channels else channel!r} has no '
+                            f'values. Add data{files}, or remove the channel')
 
     def _require_like_training(self, examples: Examples) -> None:
         """Raises UserError if examples of a split differ in shape, dtype or classes from the training examples."""

@@ -279,7 +279,8 @@ class ExampleData:
         for inputs, target, weight in zip(batch['inputs']['inputs'], batch['targets'], batch['weights'], strict=True):
             if np.any(weight):
                 shape = ' x '.join(map(str, inputs.shape))
-                yield f'{target}\t{shape}, mean {inputs.mean():.3f}, standard deviation {inputs.std():.3f}'
+                values = ' '.join(map(str, np.ravel(target)))
+                yield f'{values}\t{shape}, mean {inputs.mean():.3f}, standard deviation {inputs.std():.3f}'
 
     def keep(self, folder: Path) -> None:
         """Writes sizes.json to `folder`. Decoding needs this file."""

@@ -1,5 +1,7 @@
 """The examples of one split of images or series, and warnings about splits from which a model cannot learn well."""
 
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +10,7 @@ from jaxtyping import Int, Num
 from input_pipeline.input_format import is_name
 from input_pipeline.splits import key, warn
 
-MAX_NAMES = 5  # largest number of names in a warning
+MAX_NAMES = 5  # largest number of names in a message
 
 
 class Examples(NamedTuple):
@@ -63,17 +65,18 @@ def warn_of_classes(targets: Int[np.ndarray, ' examples'], classes: list[str], w
              'learn to distinguish classes from these data')
     if not present.all():
         warn(f'{where}: {np.sum(~present)} of {len(classes)} classes have no training examples: '
-             f'{_listed(classes, ~present)}. Number the classes 0, 1, 2, ... without gaps, or use names as targets')
+             f'{listed([*itertools.compress(classes, ~present)])}. Number the classes 0, 1, 2, ... without gaps, or '
+             'use names as targets')
     if np.sum(counts == 1) > len(classes) / 2 and len(classes) > 2:
         warn(f'{where}: {np.sum(counts == 1)} of {len(classes)} classes have only one example: '
-             f'{_listed(classes, counts == 1)}. Check that the targets are classes')
+             f'{listed([*itertools.compress(classes, counts == 1)])}. Check that the targets are classes')
 
 
 def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarray, 'examples *shape'],
                    training_inputs: Num[np.ndarray, 'others *shape']) -> None:
     """Logs a warning if examples or groups of a split are also in the training split.
 
-    `inputs` and `training_inputs` are the inputs of `examples` and `training`, converted by `preprocessing.recorded`.
+    `inputs` and `training_inputs` are the inputs of `examples` and `training`, in the same dtype.
     """
     known = {key(np.ascontiguousarray(example).tobytes()) for example in training_inputs}
     shared = [key(np.ascontiguousarray(example).tobytes()) in known for example in inputs]
@@ -86,8 +89,7 @@ def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarra
              f'as {str(groups[0])!r}. Scores on these groups do not show how well the model predicts new groups')
 
 
-def _listed(names: list[str], chosen: np.ndarray) -> str:
-    """Returns a text that lists the first MAX_NAMES chosen names and counts the remaining chosen names."""
-    indices = np.flatnonzero(chosen)
-    more = f' and {len(indices) - MAX_NAMES} more' if len(indices) > MAX_NAMES else ''
-    return ', '.join([names[index] for index in indices[:MAX_NAMES]]) + more
+def listed(names: Sequence[str]) -> str:
+    """Returns a text that lists the first MAX_NAMES names and counts the remaining names."""
+    more = f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''
+    return ', '.join(names[:MAX_NAMES]) + more

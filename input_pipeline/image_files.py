@@ -3,14 +3,14 @@
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from input_pipeline.examples import Examples
+from input_pipeline.examples import Examples, listed
 from input_pipeline.splits import say
 from runtime.errors import UserError
 
@@ -46,13 +46,47 @@ def class_folders(folder: Path) -> list[Path]:
                   if path.is_dir() and not path.name.startswith('.') and any(_images_in(path)))
 
 
+def check_classes(folder: Path, splits: Collection[str]) -> None:
+    """Checks that the subfolders of a folder are classes, not splits that contain the classes.
+
+    Args:
+      folder: a folder without the folder of a training split, so that its subfolders are the classes.
+      splits: the names of the other splits.
+
+    Raises:
+      UserError: if the subfolder of a split contains folders of images. Also if no subfolder has images of its own, and
+        all of them contain the same folders of images, at least two.
+    """
+    classes, reason = class_folders(folder), ''
+    if found := [name for name in sorted(splits) if class_folders(folder / name)]:
+        reason = f'there are folders of images in {_quoted(found)} (config.data.splits)'
+    elif not any(_is_image(path) for each in classes for path in each.iterdir()):
+        inner = {tuple(path.name for path in class_folders(each)) for each in classes}
+        if len(inner) == 1 and len(names := inner.pop()) > 1:
+            reason = f'all of them contain the same folders of images, {_quoted(names)}'
+    if reason:
+        raise UserError(f'config.data.dir={str(folder)!r} has no folder train, so its folders '
+                        f'{_quoted([path.name for path in classes])} would be the classes. But {reason}. Set the '
+                        'folder of the training data, such as --config.data.splits.train=Training, or move the classes '
+                        f'of the training data into {folder / "train"}')
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return listed([*map(repr, names)])
+
+
 def _images_in(folder: Path) -> Iterator[Path]:
     """Yields the images of `image_paths` in any order.
 
     Broken symbolic links are included, so that reading such a link raises an error with the name of the link.
     """
-    return (path for path in files_in(folder) if path.suffix.lower() in SUFFIXES
-            and (path.is_file() or path.is_symlink() and not path.exists()))
+    return filter(_is_image, files_in(folder))
+
+
+def _is_image(path: Path) -> bool:
+    """Returns whether a path is the path of an image file, or of a broken symbolic link with the name of an image."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith('.') and (
+        path.is_file() or path.is_symlink() and not path.exists())
 
 
 def _paths_and_classes(folder: Path) -> list[tuple[Path, str]]:
@@ -78,15 +112,16 @@ def read_class_folders(folder: Path, training: Path, size: int = 0) -> Examples:
 
 
 def read_images(paths: Sequence[Path], channels: int,
-                size: Sequence[int] = ()) -> UInt8[np.ndarray, 'images height width channels']:
+                size: Sequence[int] = (), resized: bool = True) -> UInt8[np.ndarray, 'images height width channels']:
     """Reads images with one channel (greyscale) or three (red, green, blue). An alpha channel is dropped.
 
     Args:
       paths: the files.
       channels: the number of channels that the model reads, 1 or 3. With 3, a greyscale image is copied into three
         channels. With 1, a colour image is an error.
-      size: (height, width). Images are scaled without a change of the aspect ratio, and cropped at the edges. Without
-        a size, all images must have the same size.
+      size: (height, width). Without a size, all images must have the same size.
+      resized: whether images are scaled to `size` without a change of the aspect ratio, and cropped at the edges. If
+        not, another size is an error.
 
     Raises:
       UserError: if `channels` is another number, if an image cannot be read, or if an image has another size or number
@@ -103,13 +138,15 @@ def read_images(paths: Sequence[Path], channels: int,
                             'the image to greyscale')
         alpha += image.mode.endswith('A')
         image = _decoded(image, path, 'L' if channels == 1 else 'RGB')
-        if size:
+        if size and resized:
             image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BICUBIC)
         if not number:
-            array = np.empty((len(paths), image.height, image.width, channels), np.uint8)
+            array = np.empty((len(paths), *(size or (image.height, image.width)), channels), np.uint8)
         if (image.height, image.width) != array.shape[1:3]:
-            raise UserError(f'{path} has {image.width} x {image.height} pixels, but {paths[0]} has {array.shape[2]} x '
-                            f'{array.shape[1]}. Set config.data.image_size to scale all images to one size')
+            pixels = f'{array.shape[2]} x {array.shape[1]}'
+            raise UserError(f'{path} has {image.width} x {image.height} pixels, but ' + (
+                f'the model reads images of {pixels} pixels. Scale the image to this size' if size else
+                f'{paths[0]} has {pixels}. Set config.data.image_size to scale all images to one size'))
         array[number] = np.asarray(image).reshape(array.shape[1:])
     if alpha:
         say(f'{alpha} of {len(paths)} images, such as in {paths[0].parent}, have an alpha channel, which is not used')

@@ -202,16 +202,18 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
     """Returns series of different lengths as one array. Shorter series end with steps of NaN.
 
     Raises:
-      UserError: if a series has not the number of channels in `shape`, or is longer than `shape`.
+      UserError: if a series has not the number of channels in `shape`, is longer than `shape`, or is not of numbers.
+        Steps of NaN at the end do not count.
     """
-    if not len(inputs):
-        return np.empty((0, *shape))
-    padded = np.full((len(inputs), *shape), np.nan)
-    for index, series in enumerate(inputs):
-        try:
-            array = np.asarray(series, np.float64)
-        except (TypeError, ValueError) as error:
-            raise UserError(f'{where}: example {index} is not an array of numbers: {error}') from None
+    series = _as_arrays(inputs, where)
+    if not np.iterable(inputs) or series and all(array.ndim != 2 for array in series):
+        return as_inputs(inputs, shape, where)  # reports the shape
+    padded = np.full((len(series), *shape), np.nan)
+    for index, array in enumerate(series):
+        _check_type(array, where)
+        if array.ndim == 2:
+            last = np.flatnonzero(visible_steps(array[None])[0]).max(initial=-1)
+            array = array[:max(shape[0], last + 1)]
         if array.ndim != 2 or array.shape[1] != shape[1] or len(array) > shape[0]:
             raise UserError(f'{where}: example {index} has the shape {array.shape}, but the model reads series of at '
                             f'most {shape[0]} steps with {shape[1]} channels')
@@ -219,17 +221,38 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
     return padded
 
 
-def latest_steps(series: Shaped[np.ndarray, '...'] | Sequence, steps: int, where: str) -> list[Any]:
+def latest_steps(inputs: Shaped[np.ndarray, '...'] | Sequence, steps: int,
+                 where: str) -> Shaped[np.ndarray, '...'] | Sequence:
     """Returns the last `steps` steps of each series [time, channels].
+
+    Inputs with another number of axes are unchanged, so that `as_inputs` reports their shape.
 
     Raises:
       UserError: if a series has fewer steps.
     """
+    series = _as_arrays(inputs, where)
+    if not series or any(values.ndim != 2 for values in series):
+        return inputs
     for index, values in enumerate(series):
-        if np.ndim(values) and len(values) < steps:
+        if len(values) < steps:
             raise UserError(f'{where}: example {index} has {len(values)} steps, but a forecast is based on the last '
                             f'{steps} steps (config.data.context of the run). Add steps')
-    return [values[-steps:] if np.ndim(values) else values for values in series]
+    return [values[-steps:] for values in series]
+
+
+def _as_arrays(examples: Shaped[np.ndarray, '...'] | Sequence, where: str) -> list[Shaped[np.ndarray, '...']]:
+    """Returns each example as an array, because series may have different lengths. A number has no examples.
+
+    Raises:
+      UserError: if an example is not an array.
+    """
+    arrays = []
+    for index, example in enumerate(examples if np.iterable(examples) else ()):
+        try:
+            arrays.append(np.asarray(example))
+        except (TypeError, ValueError) as error:  # lists of different lengths
+            raise UserError(f'{where}: example {index} is not an array: {error}') from None
+    return arrays
 
 
 def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, missing: bool) -> None:
@@ -271,10 +294,11 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
         raise UserError(f'{where} are not an array: {error}') from None
     if array.shape[1:] != shape or not array.ndim:
         hint = ''
-        if array.shape == shape:
+        if array.ndim == len(shape) and array.shape[-1] == shape[-1]:  # a series may have another number of steps
             hint = '. A single example needs an axis of examples: inputs[None]'
         elif (*array.shape[1:], 1) == shape:
-            hint = '. Greyscale images need an axis of channels: inputs[..., None]'
+            what = 'Greyscale images' if len(shape) == 3 else 'Series of one channel'
+            hint = f'. {what} need an axis of channels: inputs[..., None]'
         raise UserError(f'{where} have the shape {array.shape}, but the model reads [n, {", ".join(map(str, shape))}]'
                         f'{hint}')
     check_numbers(array, where, hint)
@@ -290,10 +314,7 @@ def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str, hint: str = US
       UserError: if a value is not a finite number. The message begins with `where` and contains the index of the
         example.
     """
-    if array.dtype.kind not in 'uif':
-        first = f', such as {np.ravel(array)[0]!r:.100}' if array.size else ''
-        raise UserError(f'{where} must be finite numbers, but their type is {array.dtype}{first}. Convert them to '
-                        'float32, or images to uint8')
+    _check_type(array, where)
     # Computing minimum and maximum needs no copy of the array. Both are NaN if a value is NaN, and NaN < FLOAT32_END
     # is False.
     if array.size and not max(-float(array.min()), float(array.max())) < FLOAT32_END:
@@ -304,6 +325,14 @@ def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str, hint: str = US
                             f'series of {array.shape[1]} steps{hint}')
         raise UserError(f'{where} must be finite numbers below 3.4e38, the maximum of float32, but example {example} '
                         f'contains {value}. Their type is {array.dtype}{hint if missing else ""}')
+
+
+def _check_type(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
+    """Raises UserError if the type of an array is not an integer or float type."""
+    if array.dtype.kind not in 'uif':
+        first = f', such as {np.ravel(array)[0]!r:.100}' if array.size else ''
+        raise UserError(f'{where} must be finite numbers, but their type is {array.dtype}{first}. Convert them to '
+                        'float32, or images to uint8')
 
 
 def _steps_before_padding(series: Shaped[np.ndarray, 'time channels']) -> int:

@@ -66,6 +66,9 @@ def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
     groups = None
     if all('group' in first.cells for first in firsts):
         groups = np.array([first.cells['group'] for first in firsts])
+        if unnamed := [first for first in firsts if not first.cells['group']]:
+            raise UserError(f'{path}:{unnamed[0].line}: the cell of column group is empty. Each series needs the name '
+                            'of its group')
     lengths = [len(rows) for rows in series.values()]
     if min(lengths) < max(lengths):
         say(f'{path}: the series have {min(lengths)} to {max(lengths)} steps. Shorter series are padded, and the model '

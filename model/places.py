@@ -285,7 +285,7 @@ class Observed:
 
     @property
     def __class__(self) -> type:  # so that isinstance() accepts it as a module
-        return type(self.module)
+        return self.module.__class__  # it may be an `Observed`, too
 
     def clone(self, **attributes: Any) -> 'Observed':
         """Returns a copy of the wrapper, with a copy of the module in which `attributes` have new values."""

@@ -1,7 +1,8 @@
 """Reads the initial parameters of a training from another run, for fine-tuning."""
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from input_pipeline.input_format import InputFormat
 from input_pipeline.kept_data import KEPT, load_tokenizers
 from input_pipeline.tokenizer import Tokenizer
 from model import Params
+from model.patches import patch_grid
 from run_directory.checkpoints import Checkpoints, checkpoint_options
 from run_directory.records import read_config
 from runtime.errors import UserError
@@ -57,9 +59,10 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
 
     A parameter is used if the other run has a parameter with the same name and shape. Axes that depend on the data may
     differ in size. If the vocabularies differ, only the rows of the tokens in both vocabularies are used. If the tables
-    of learned positions differ in length, only the rows of the positions in both tables are used. If the runs have
-    different classes or different predicted values, the output layer (the head) is initialised randomly. The head of a
-    forecaster does not depend on the horizon, so it is initialised randomly only if the channels differ.
+    of learned positions differ, only the rows of the positions in both tables are used. The position of a patch of an
+    image is its row and column. If the runs have different classes or different predicted values, the output layer (the
+    head) is initialised randomly. The head of a forecaster does not depend on the horizon, so it is initialised
+    randomly only if the channels differ.
 
     Args:
       config: the config of the new run.
@@ -79,6 +82,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
         raise UserError(f'config.train.init_from={config.train.init_from}: that run has task={parent.task}, this run '
                         f'has task={config.task}, and only one of these tasks reads text. Use a run of the same task')
     params, steps = Checkpoints(path, **checkpoint_options(parent)).parameters(choice)
+    parent_sizes = read_sizes(path, parent.task)
     tokenizers = load_tokenizers(path / KEPT) if data.tokenizers else {}
     fresh_head = not data.tokenizers and _outputs_differ(path, parent.task, data, config.task)
     saved: dict[str, Any] = flatten_dict(params, sep='/')
@@ -95,14 +99,17 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
         if len(values.shape) != len(shape) or differing - DATA_AXES:
             mismatched.append(sizes)
         elif vocabularies:
-            initial[name] = _by_piece(values, axes.index('vocab'), *vocabularies)
-        elif differing == {'position'}:
-            initial[name] = _by_position(values, axes.index('position'), shape)
+            initial[name] = _by_name(values, axes.index('vocab'), *(
+                tokenizer.pieces(range(len(tokenizer))) for tokenizer in vocabularies))
+        elif 'position' in axes:
+            axis = axes.index('position')
+            initial[name] = _by_name(values, axis, _positions(name, values.shape[axis], parent.model, parent_sizes),
+                                     _positions(name, shape[axis], config.model, data.sizes))
         elif differing or fresh_head and 'vocab' in axes:
             random.append(sizes)
         else:
             initial[name] = InitialValues(values, np.ones((), bool))
-        if name in initial and initial[name].rows.ndim:
+        if name in initial and not initial[name].rows.all():
             partial.append(f'{name} ({initial[name].rows.sum():,} of {initial[name].rows.size:,})')
     if mismatched or not initial:
         raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run does not fit this '
@@ -169,35 +176,36 @@ def _vocabularies(name: str, old: Mapping[str, Tokenizer],
                   new: Mapping[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer] | None:
     """Returns the two different vocabularies of the parameter `name`: in the other run, and in this run.
 
-    Returns None if the vocabularies are equal, or if the parameter has no axis for a vocabulary in one of the runs.
-    `old` and `new` are the tokenizers of the other run and of this run.
+    Returns None if the vocabularies are equal, or if one of the runs has no vocabulary. `old` and `new` are the
+    tokenizers of the other run and of this run.
     """
-    side = 'source' if name.startswith('source') else 'target' if 'target' in new else 'text'
-    if {*new} != {*old} or side not in new or new[side].model == old[side].model:
-        return None
-    return old[side], new[side]
+    side = 'source' if name.startswith('source') else 'target'
+    before, now = (tokenizers.get('text', tokenizers.get(side)) for tokenizers in (old, new))
+    return None if before is None or now is None or before.model == now.model else (before, now)
 
 
-def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: Tokenizer) -> InitialValues:
-    """Returns the embeddings `values` of another run, with the rows along `axis` in the order of the new vocabulary.
+def _positions(name: str, rows: int, model: ConfigDict, sizes: Mapping[str, Any]) -> Sequence[tuple[int, ...]]:
+    """Returns the position of each row of the table `name`. `model` is config.model, and `sizes` are those of the run.
 
-    Rows of tokens that are missing in the old vocabulary are initialised randomly.
+    The position of a patch is its index along each axis, such as (row, column). The first row may belong to the class
+    token, whose position is ().
     """
-    index = {piece: row for row, piece in enumerate(old.pieces(range(len(old))))}
-    places = np.array([index.get(piece, -1) for piece in new.pieces(range(len(new)))])
+    of_patches = name == 'positions' and model.kind == 'patches'
+    counts = patch_grid(tuple(sizes['shape'][:-1]), model.patches.patch)[0] if of_patches else (rows,)
+    return [()] * (rows - math.prod(counts)) + [*np.ndindex(*counts)]
+
+
+def _by_name(values: Float[np.ndarray, '...'], axis: int, old: Sequence[Hashable],
+             new: Sequence[Hashable]) -> InitialValues:
+    """Returns the `values` of another run, with the rows along `axis` in the order of `new`.
+
+    `old` and `new` are the names of the rows in the other run and in this run: pieces of a vocabulary, or positions.
+    Rows whose name is missing in `old` are initialised randomly.
+    """
+    index = dict(zip(old, range(values.shape[axis]), strict=False))
+    places = np.array([index.get(row, -1) for row in new])
     rows = np.expand_dims(places >= 0, [other for other in range(values.ndim) if other != axis])
     return InitialValues(np.take(values, np.maximum(places, 0), axis=axis), rows)
-
-
-def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[int]) -> InitialValues:
-    """Returns initial values of the given shape for a table of position vectors, from the table of another run.
-
-    Rows beyond the end of the other table are initialised randomly.
-    """
-    rows = np.expand_dims(np.arange(shape[axis]) < values.shape[axis],
-                          [other for other in range(values.ndim) if other != axis])
-    places = np.minimum(np.arange(shape[axis]), values.shape[axis] - 1)
-    return InitialValues(np.take(values, places, axis=axis), rows)
 
 
 def _count(initial: InitialValues) -> int:

@@ -21,6 +21,7 @@ from inference.options import SearchOptions
 from inference.scores import read_table
 from input_pipeline.data import PairData
 from runtime.errors import UserError
+from tests.inference.test_text import Parrot
 from tests.random_run import random_run
 from tests.scripts import ROOT, explained, script, train_arguments
 
@@ -352,6 +353,17 @@ def test_an_empty_translation_has_the_attention_of_its_end_token(tmp_path):
                      for number, answer in enumerate(model.forced_all([('one', ''), ('', '')]), 1))
     assert np.shape(first['attention'])[2:] == (1, 4) and 'attention' not in second
     assert page.count == 1 and [path.name for path in (tmp_path / 'pictures').iterdir()] == ['000001.png']
+
+
+def test_a_prompt_with_an_empty_continuation_has_attention(monkeypatch):
+    model, request = Parrot(), Request(input='-', format='jsonl', attention=True)
+    monkeypatch.setattr(model, 'attention', lambda output: {'encoder': np.zeros((1, 1, 2, 2))})
+    report = answering.Report(model, 'line', scored=False)
+    first, second = (json.loads(answering.output_line(request, report, answer, number, 1, None))
+                     for number, answer in enumerate(model.generate(['ab', 'a'], SearchOptions(
+                         method='greedy', extra_length=0)), 1))
+    assert np.shape(first['attention']) == (1, 1, 2, 2)
+    assert 'attention' not in second, 'a single token is not predicted'
 
 
 def test_home_folders_in_the_names_of_files_are_expanded(monkeypatch, tmp_path):

@@ -321,6 +321,22 @@ def test_mistakes_are_explained(bench, grid, expected):
     assert done.returncode == 2 and expected in done.stderr and not (bench / 'out').exists()
 
 
+def test_a_report_says_that_the_runs_have_chosen_different_precisions(bench):
+    (bench / 'out').mkdir()
+    (bench / 'out/sweep.json').write_text(json.dumps({
+        'config': {'train.matmul_precision': 'auto'},
+        'runs': {name: {'seed': seed} for seed, name in enumerate('abcd')}}))
+    for name, precision in ('a', 'bfloat16'), ('b', 'default'), ('c', 'bfloat16'):  # the run d has not started
+        (bench / 'out' / name).mkdir()
+        (bench / 'out' / name / 'config.json').write_text(json.dumps({'train': {'matmul_precision': precision}}))
+    done = sweep(bench, '--report', config=False)
+    sentence = ('auto has chosen different precisions (bfloat16 in 2 of 3 runs, default in 1 of 3 runs), so '
+                'differences between the runs may come from the precision. To avoid this, start a new sweep with '
+                '--config.train.matmul_precision=default')
+    assert done.returncode == 0 and sentence in done.stderr
+    assert f'{sentence}.\n\n| ' in (bench / 'out/report.md').read_text()
+
+
 def test_a_sweep_in_the_home_folder_may_have_numbers_of_numpy(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))
     (tmp_path / 'grid.py').write_text('''

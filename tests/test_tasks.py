@@ -163,7 +163,7 @@ def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention)
     done = train('rnnsearch_demo', tmp_path / 'run', cache, **{
         'data.source': 'files', 'data.dir': tmp_path, 'data.max_length': 16, 'data.tokenizer.vocab_size': 290,
         'batch.tokens': 256, 'batch.buckets': 1,
-        'model.d_model': 8, 'model.recurrent.d_hidden': 8, 'model.recurrent.d_align': 8,
+        'model.d_model': 8, 'model.recurrent.d_hidden': 8,
         'model.recurrent.attention': attention, 'train.steps': 4, 'train.log_every': 2, 'eval.every': 4,
         'checkpoint.every': 4, 'optimizer.warmup': 2, 'eval.bleu_sentences': 8})
     assert done.returncode == 0, done.stderr.decode()

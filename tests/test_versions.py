@@ -122,6 +122,20 @@ def test_what_meant_nothing_to_an_earlier_run_is_no_obstacle():
     # data.file has no effect on a translation, so the names have an effect.
     pairs = {'data.source': 'files', 'data.dir': 'a'}
     assert versions.upgraded(pairs | names | {'data.file': 'b.txt'}, 3) == versions.upgraded(pairs | names, 3)
+    single = {'model.dropout': 0.0, 'train.r_drop': 1.0}
+    assert versions.upgraded(single, 4)['train.r_drop'] == 0.0  # refused since 5
+    assert versions.upgraded(single | {'model.word_dropout': 0.1}, 4)['train.r_drop'] == 1.0
+    assert versions.upgraded(single, versions.VERSION)['train.r_drop'] == 1.0
+    fixed = {'model.kind': 'rnnsearch', 'model.recurrent.attention': False, 'model.recurrent.d_align': 9}
+    assert versions.upgraded(fixed, 4)['model.recurrent.d_align'] == 0  # refused since 5
+    assert versions.upgraded(fixed, versions.VERSION)['model.recurrent.d_align'] == 9
+
+
+def test_runs_of_earlier_recipes_of_rnnsearch_have_the_options_of_the_recipes_of_today():
+    """The recipes set d_align to d_hidden, and now leave it at 0, which means the same."""
+    widths = {'model.kind': 'rnnsearch', 'model.recurrent.d_hidden': 128, 'model.recurrent.d_align': 128}
+    assert versions.upgraded(widths, 4)['model.recurrent.d_align'] == 0
+    assert versions.upgraded(widths | {'model.recurrent.d_align': 64}, 4)['model.recurrent.d_align'] == 64
 
 
 def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypatch):

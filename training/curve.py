@@ -29,13 +29,12 @@ class LiveCurve:
     """A live plot of the losses and of the metric in config.eval.metric, in the output of a notebook cell."""
 
     def __init__(self, workdir: Path, metric: str):
-        """Starts the plot with the earlier metrics of a resumed run. `metric` is config.eval.metric."""
-        self._metric, self._lines, self._drawn = EVALUATED + metric, read_metrics(workdir), 0.0
+        """Starts a plot of the metrics in metrics.jsonl of a run. `metric` is config.eval.metric."""
+        self._workdir, self._metric, self._drawn = workdir, EVALUATED + metric, 0.0
         self._display = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of a step. Redraws the plot after each evaluation, and otherwise every INTERVAL seconds."""
-        self._lines.append({'step': step, **metrics})
+        """Redraws the plot after each evaluation, and otherwise every INTERVAL seconds."""
         if self._metric in metrics or time.monotonic() - self._drawn > INTERVAL:
             self._draw()
 
@@ -47,17 +46,21 @@ class LiveCurve:
         self._draw()
 
     def figure(self) -> 'Figure':
-        """Returns the plot of the metrics so far as a matplotlib figure."""
+        """Returns the plot of the metrics so far as a matplotlib figure.
+
+        Reads metrics.jsonl, from which `MetricsWriter` has dropped the steps that a resumed run repeats.
+        """
         from matplotlib.figure import Figure
 
+        lines = read_metrics(self._workdir)
         losses = 'train_loss', EVALUATED + 'loss'
         parts = [losses] if self._metric in losses else [losses, (self._metric,)]
         figure = Figure(figsize=(4.5 * len(parts), 3), layout='constrained')
         for names, axes in zip(parts, figure.subplots(1, len(parts), squeeze=False)[0], strict=True):
             for name in names:
-                points = [(line['step'], line[name]) for line in self._lines if name in line]
+                points = {line['step']: line[name] for line in lines if name in line}
                 if points:
-                    axes.plot(*zip(*points, strict=True), marker='.' if len(points) < 50 else '', label=name)
+                    axes.plot([*points], [*points.values()], marker='.' if len(points) < 50 else '', label=name)
             axes.set(xlabel='step', ylabel='loss' if names == losses else self._metric)
             if len(axes.lines) > 1:
                 axes.legend()

@@ -20,6 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
 
+from configs.options import DEFAULTS
 from model import Params
 from model.adapters import ADAPTERS, merged
 from run_directory.initial import InitialValues
@@ -47,7 +48,8 @@ class Tuning(NamedTuple):
         """Returns a model's fresh parameters with adapters added. The parameters are in Flax metadata boxes.
 
         Raises:
-          UserError: if a pattern matches no parameter, or if all parameters are frozen.
+          UserError: if a pattern matches no parameter, or if all parameters are frozen. Of the patterns in the default
+            of config.train.lora_parts, only one must match.
         """
         leaves = flatten_dict(boxed, sep='/')
         _check(self.frozen, 'config.train.frozen', leaves)
@@ -57,9 +59,11 @@ class Tuning(NamedTuple):
         if not self.rank:
             return boxed
         matrices = _matrices(leaves)
-        _check(self.adapted, 'config.train.lora_parts', matrices)
         adapters = {name: _adapter(matrix, self.rank, jax.random.fold_in(key, zlib.crc32(name.encode())))
                     for name, matrix in matrices.items() if matches(name, self.adapted)}
+        # The default is for all models, and some models have no matrix with one of the names.
+        if not adapters or self.adapted != _patterns(str(DEFAULTS['train.lora_parts'])):
+            _check(self.adapted, 'config.train.lora_parts', matrices)
         if not adapters:
             raise UserError('config.train.lora_parts is empty, so there is no adapter to train. Set the option to '
                             '*attention/query, for example')
@@ -125,10 +129,8 @@ EVERYTHING = Tuning()
 
 def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
     """Returns the selection of trained parameters. `config` is the section config.train."""
-    def patterns(text):
-        return tuple(part.strip() for part in text.split(',') if part.strip())
-
-    return Tuning(patterns(config['frozen']), config['lora_rank'], config['lora_alpha'], patterns(config['lora_parts']))
+    return Tuning(_patterns(config['frozen']), config['lora_rank'], config['lora_alpha'],
+                  _patterns(config['lora_parts']))
 
 
 def parameter_name(path: Sequence[Any]) -> str:
@@ -144,6 +146,11 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     parts = name.split('/')
     return any(fnmatchcase('/'.join(parts[:count]), pattern) for count in range(1, len(parts) + 1)
                for pattern in patterns)
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    """Returns the patterns in the value of an option, which are separated by commas."""
+    return tuple(part.strip() for part in text.split(',') if part.strip())
 
 
 def _matrices(leaves: Mapping[str, Any]) -> dict[str, Any]:

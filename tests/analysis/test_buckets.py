@@ -59,3 +59,11 @@ def test_runs_side_by_side_as_a_table_and_a_picture(tmp_path):
         buckets(runs)
     with pytest.raises(UserError, match=r'Score the run first: python decode.py --workdir=.*c --split=test'):
         buckets([tmp_path / 'c'])
+
+
+def test_a_run_with_several_test_sets_is_read_by_the_name_of_a_set(tmp_path):
+    (tmp_path / 'results').mkdir()
+    for name in 'a', 'b', 'a.edited', 'a.ensemble':
+        (tmp_path / 'results' / f'{name}.tsv').write_text(table_line(['x', 'y', 'z']))
+    with pytest.raises(UserError, match="test.tsv: .* Use split='a' or split='b', or score another split first$"):
+        buckets([tmp_path])

@@ -177,6 +177,14 @@ def test_the_plots_show_every_setting_and_every_option(sweep):
     assert plot_varied(runs, 'chrf').axes[0].get_title() == 'no results with chrf on validation yet'
 
 
+def test_the_plot_of_runs_that_differ_only_in_the_seed_has_their_mean(tmp_path):
+    for seed in 0, 1:
+        write_run(tmp_path / str(seed), {'seed': seed}, 20.0 + seed)
+    varied = plot_varied(load_runs(tmp_path))
+    assert varied.get_suptitle() == 'BLEU of decode.py: beam 4, all of validation'
+    assert [axes.get_title() for axes in varied.axes] == ['no option varies: BLEU 20.50 ± 0.71']
+
+
 def test_a_width_that_is_left_to_others_stands_in_the_table_as_what_it_comes_to(tmp_path):
     """One narrower key, one more head, a narrower model: d_model 128 of 4 heads is 32 numbers a head."""
     runs = {'a': {'model.d_k': 16}, 'b': {'model.num_heads': 8}, 'c': {'model.d_model': 64}, 'd': {'model.norm': 'pre'}}

@@ -260,7 +260,7 @@ def test_an_image_and_a_series_are_explained(space, classes, grid, first):
     assert attention.weights.shape == (1, 2, len(attention.queries), len(attention.keys))
     assert explanation.picture.startswith(b'\x89PNG') and explanation.texts[1] == ('expected', 'dog')
     assert explanation.texts[0] == (('class', classes[found.argmax()]) if classes
-                                    else ('value', f'{found[0]:.6g} {found[1]:.6g}'))
+                                    else ('value', f'{found[0]:.10g} {found[1]:.10g}'))
     assert len(explanation.answers) == 3
 
 

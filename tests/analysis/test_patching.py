@@ -1,11 +1,12 @@
 """Patching of values and paths: each entry is the score after one patch, or its estimate."""
 
+import logging
 import re
 
 import numpy as np
 import pytest
 
-from analysis.passes import Node
+from analysis.passes import Node, as_output, text_of
 from analysis.patching import attribution_map, estimate_error, patching_map
 from analysis.paths import heads_at, path_patching
 from inference.edits import Edit
@@ -53,6 +54,18 @@ def test_a_target_that_begins_inside_a_token_of_the_prompt_is_refused():
     run.model.tokenizers['target'] = Words()
     with pytest.raises(UserError, match="'The dog': the target has different tokens for the two sentences"):
         patching_map(run, 'The cat', 'The dog', 's are')
+
+
+def test_only_the_first_window_of_a_continuation_is_used_with_one_warning(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    run = random_run('language_model')
+    run.model.context = 6
+    text = text_of(run, as_output(run, ('ab', 'cdefgh')))
+    assert (text.prefix, text.target) == (['<s>', 'a', 'b', 'c', 'd'], ['c', 'd', 'e'])
+    assert caplog.messages == ['1 of 1 texts have more than 6 tokens (config.data.context), up to 9. Only the first 6 '
+                               'tokens of a text are used']
+    with pytest.raises(UserError, match="^'' after 'abcdef': there is no token to predict"):
+        text_of(run, ('abcdef', ''))
 
 
 TARGET = 'target'

@@ -22,8 +22,8 @@ def run_with(weights, name='encoder/layers_0/self_attention/weights', window=0):
     """A run whose attention weights are `weights`, for every text."""
     value = Values(name, ('head', 'query', 'key'), np.array(weights), {'key': PIECES})
     config = types.SimpleNamespace(model=types.SimpleNamespace(window=window))
-    return types.SimpleNamespace(
-        inspect_each=lambda texts, places: [{name: value}] * len(texts), model=Translator, config=config)
+    return types.SimpleNamespace(inspect_each=lambda texts, places: [{name: value}] * len(texts),
+                                 model=object.__new__(Translator), config=config)
 
 
 def share(found, role, head=0):
@@ -83,5 +83,8 @@ def test_roles_of_a_model():
     found = roles(run, [('ab, 1', 'c 2'), ('d', 'e')])
     assert len(found.heads) == 12 and found.tokens[0] == 4 + 2 and found.tokens[-1] == 6 + 2
     assert np.nanmin(found.shares) > 0 and np.nanmax(found.shares) <= 1
-    with pytest.raises(UserError, match='decoder: roles are computed from attention weights'):
-        roles(run, ['a'], 'decoder')
+    for place in 'decoder', 'decoder/layers_0/cross_attention/scores':
+        with pytest.raises(UserError, match=f'^{place}: roles are computed from attention weights'):
+            roles(run, [('a', 'b')], place)
+    with pytest.raises(UserError, match='^random: task=classification has no texts. Use a translator or a language'):
+        roles(random_run('patches'), np.zeros((1, 8, 8, 1)))

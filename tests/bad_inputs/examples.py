@@ -166,6 +166,8 @@ TRAIN = [
     Case(SHARE, ('validation/b/2.png has more than 8 bits',), pngs(**{'b/2.png': png(PIXELS.astype(np.uint16))})),
     Case(SHARE, ("class 'c' of example 2 (c/1.png) is not in the training split",), pngs(**{'c/1.png': png()})),
     Case(SHARE, ('has no data set', 'train/CLASS/FILE.png'), {'data/train/1.png': png()}),
+    Case(SHARE, ("'Testing', 'Training' would be the classes", '--config.data.splits.train=Training'),
+         {f'data/{name}/1.png': png() for name in ('Training/a', 'Training/b', 'Testing/a', 'Testing/b')}),
     Case(SHARE, ('validation has no folders of images CLASS/FILE.png',), {'data/train/a/1.png': png()}),
 ]
 DECODE = [
@@ -174,7 +176,7 @@ DECODE = [
     seen(np.full((2, 8, 8, 1), -5), 'value -5 of example 0 is neither a byte'),
     seen(PIXELS[None], 'inputs[..., None]'),
     seen(PIXELS[..., None], 'inputs[None]'),
-    Case('--workdir={digits} --input={here}/x.png', ('x.png', 'the model reads [n, 8, 8, 1]'),
+    Case('--workdir={digits} --input={here}/x.png', 'x.png has 8 x 4 pixels, but the model reads images of 8 x 8',
          {'x.png': png(PIXELS[:4])}),
     Case('--workdir={digits} --input={here}/x.png', 'x.png is a colour image (RGB)', {'x.png': png(COLOUR)}),
     Case('--workdir={digits} --input={here}/x.png', 'x.png cannot be read as an image', {'x.png': 'text'}),

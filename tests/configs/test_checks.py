@@ -54,6 +54,14 @@ def test_recipe_is_possible(name):
     assert f'python train.py --config=configs/{name}.py' in recipe.__doc__
 
 
+@pytest.mark.parametrize('name', ['rnnsearch_demo', 'rnnsearch_multi30k'])
+def test_the_recipes_of_rnnsearch_are_possible_without_attention(name):
+    config = importlib.import_module(f'configs.{name}').get_config()
+    config.data.dir = 'somewhere' if config.data.source == 'files' else ''
+    config.model.recurrent.attention = False
+    checks.check_config(config)
+
+
 def test_base_is_possible():
     checks.check_config(base.get_config())
 
@@ -110,6 +118,7 @@ def test_base_is_possible():
     ({'model.attention_kernel': 'fused', 'model.d_v': 32}, 'model.attention_kernel'),
     ({'decode.temperature': 0.0}, 'decode.temperature'),
     ({'decode.top_p': 0.0}, 'decode.top_p'),
+    ({'train.r_drop': 1.0, 'model.dropout': 0.0}, 'train.r_drop'),
     ({'eval.metric': 'rouge'}, 'eval.metric'),
     ({'eval.method': 'best'}, 'eval.method'),
     ({'decode.method': 'best'}, 'decode.method'),
@@ -175,6 +184,7 @@ def test_misspelt_choice_gets_the_nearest(option, word, meant):
     {'data.tokenizer.kind': 'byte'},
     {'optimizer.schedule': 'cosine', 'optimizer.warmup': 500, 'train.steps': 500},
     {'model.dropout': 0.0, 'train.label_smoothing': 0.0, 'optimizer.clip': 0.0},
+    {'model.dropout': 0.0, 'model.word_dropout': 0.1, 'train.r_drop': 1.0},
 ])
 def test_unusual_value_is_possible(values):
     checks.check_config(changed(values))
@@ -190,6 +200,8 @@ def test_unusual_value_is_possible(values):
      'config.train.guided_alignment=0.1: must not be combined with model.layer_dropout=0.2'),
     ({'model.kind': 'rnnsearch', 'model.layer_dropout': 0.1}, 'dropout=0.1: has no effect with model.kind=rnnsearch'),
     ({'task': 'classification', 'model.kind': 'patches', 'train.simcut': 1.0}, 'has no effect with model.kind=patches'),
+    ({'model.kind': 'rnnsearch', 'model.recurrent.attention': False, 'model.recurrent.d_align': 9},
+     'd_align=9: has no effect with model.recurrent.attention=False. Set it to its default, 0'),
     ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "model.norm='pre': has no effect with model.kind=rnnsearch"),
     ({'data.dir': 'x'}, "config.data.dir='x': has no effect with data.source=builtin. Set it to its default, ''"),
     ({'data.splits.test': 'x'}, "data.splits.test='x': has no effect with data.source=builtin."),

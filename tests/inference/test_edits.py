@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from inference import inspection
 from inference.edits import Edit, check_without, read_edits, without
 from inference.options import SearchOptions
+from inference.run import Run
 from model.places import EDITS
 from runtime.errors import UserError
 from tests.random_run import random_run
@@ -168,10 +170,46 @@ def test_with_the_values_of_the_output_for_another_prompt_a_search_finds_that_ou
     assert found.hypotheses[0].log_prob == pytest.approx(other.hypotheses[0].log_prob, abs=1e-4)
 
 
-def test_a_mean_is_that_of_all_tokens_of_the_corpus(runs):
+@pytest.mark.slow
+def test_with_the_values_of_another_prompt_a_search_finds_the_next_token_of_that_prompt():
+    run, options = random_run('language_model'), SearchOptions(method='greedy', extra_length=1)
+    run.config.data.packing, run.model.whole_documents = 'packed', True  # a search reads the start token, too
+    other, = run.generate(['ab cd'], options)
+    found, = run.edited([Edit('replace', 'encoder', 'ab cd')]).generate(['xy zw'], options)
+    assert found.hypotheses[0].tokens == other.hypotheses[0].tokens
+    assert found.hypotheses[0].log_prob == pytest.approx(other.hypotheses[0].log_prob, abs=1e-4)
+
+
+def test_a_sentence_patched_with_itself_is_unchanged_in_a_run_that_was_trained_with_edits(runs):
+    trained, pair = runs['transformer']._trained, ('one two', 'three')
+    config = trained.config.copy_and_resolve_references()
+    config.train.edits = json.dumps([Edit('scale', 'encoder/layers_0', 0.5).as_json()])
+    run = Run(trained._replace(config=config))
+    patched = run.edited([Edit('replace', place, pair) for place in ('encoder/layers_0', 'encoder')])
+    assert [each.edit for each in patched.edits] == ['scale', 'replace', 'replace']
+    plain, one, other = (each.forced([pair])[0].hypotheses[0].log_prob for each in (runs['transformer'], run, patched))
+    assert one == pytest.approx(other, abs=1e-4) and abs(one - plain) > 1e-3
+
+
+def test_numbers_are_added_only_to_the_weights_of_visible_keys(runs):
+    edited = runs['transformer'].edited([Edit('add', '*/self_attention/weights', 0.1)])
+    one, other = edited.model.token_log_probs([([5, 6], [9, 8, 7]), ([5, 6], [9, 4])])
+    assert one[0] == pytest.approx(other[0], abs=1e-5)
+
+
+def test_scores_of_keys_after_the_end_of_the_other_text_are_unchanged(runs):
+    run, place = runs['transformer'], 'decoder/layers_0/cross_attention/scores'
+    pair, shorter = ('abcdef', 'x'), ('gh', 'y')
+    plain, new = (values[place].values for values in run.inspect([pair, shorter], place))
+    patched = run.edited([Edit('replace', place, shorter)]).inspect([pair], place)[0][place].values
+    np.testing.assert_allclose(patched, np.concatenate([new, plain[..., 3:]], axis=-1), atol=1e-5)
+
+
+def test_a_mean_is_that_of_all_tokens_of_the_corpus(runs, monkeypatch):
     corpus = [('a', 'bc'), ('defg', 'h')]
     values = runs['transformer'].inspect(corpus, 'decoder/layers_0')
     mean = np.concatenate([each['decoder/layers_0'].values for each in values]).mean(axis=0)
+    monkeypatch.setattr(inspection, '_gigabytes', lambda *arguments: inspection.MOST_GB)  # no limit for the corpus
     edited = runs['transformer'].edited([Edit('mean', 'decoder/layers_0', corpus)])
     patched, = edited.inspect([('x', 'y')], 'decoder/layers_0')
     np.testing.assert_allclose(patched['decoder/layers_0'].values, np.tile(mean, (2, 1)), atol=1e-5)
@@ -250,7 +288,7 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (('freeze', f'{CROSS}/weights', [1.0]), r'have the shape \[1\], but the place has \[2, query, key\]'),
     (('freeze', 'decoder', 'uniform'), 'only attention weights can be frozen'),
     (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be an array of numbers, or one of uniform, first"),
-    (('mean', f'{CROSS}/weights', ['a']), 'attention weights cannot be averaged over sentences'),
+    (('mean', f'{CROSS}/weights', ['a', 'bc']), 'attention weights cannot be averaged over sentences'),
     (('zero', f'{CROSS}/heads', None, [True]), r'heads=\[True\] must be a list of whole numbers'),
     (('zero', 'decoder', None, None, [2 ** 40]), r'positions=\[1099511627776\] must be a list of whole numbers'),
     (('scale', 'decoder', 'abc'), 'by=abc must be a finite number, or a rectangular array of finite numbers'),

@@ -1,16 +1,27 @@
 """Reading places: axes and labels without padding, of texts, pairs and outputs; large captures are refused."""
 
+import logging
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from inference import inspection
+from inference.edits import Edit
 from inference.forecast import Forecaster
-from inference.inspection import list_places
+from inference.inspection import inspect, list_places, resolved
 from inference.options import SearchOptions
+from inference.predict import Predictor
+from inference.text import Hypothesis, Output
+from input_pipeline.input_format import InputFormat
+from input_pipeline.preprocessing import Preprocessing
 from model import forecaster
 from model.blocks import BlockConfig
+from model.patches import PatchTransformer
 from runtime.errors import UserError
 from runtime.resources import compile_time
+from tests.model.helpers import random_params
 from tests.random_run import random_run
 
 OPTIONS = SearchOptions(method='greedy', extra_length=2)
@@ -37,6 +48,23 @@ def test_each_text_has_its_own_tokens_and_no_padding(run):
     assert found[0]['decoder'].labels['position'] == ['<s>', 'd']
     cross = found[1].stacked('decoder/*/cross_attention/weights')
     np.testing.assert_allclose(cross.values, run.model.attention(outputs[0])['cross'], atol=1e-5)
+
+
+def test_a_language_model_reads_all_tokens_of_a_text_except_the_last_token_of_a_continuation(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    run = random_run('language_model', num_layers=1)
+    run.model.context, encode = 4, run.model.tokenizers['target'].encode
+    continued = Output('a', encode('a'), [Hypothesis('bc', encode('bc'), 0.0, 0.0)])
+    found = run.inspect(['ab', continued, 'abcdefg', ''], 'encoder')
+    assert [values['encoder'].labels['position'] for values in found] == [
+        ['<s>', 'a', 'b'], ['a', 'b'], ['<s>', 'a', 'b', 'c'], ['<s>']]
+    assert caplog.messages == ['1 of 4 texts have more than 4 tokens (config.data.context), up to 8. Only the first 4 '
+                               'tokens of a text are used']
+
+
+def test_values_of_a_model_in_bfloat16_are_float32():
+    values, = random_run('transformer', num_layers=1, dtype='bfloat16').inspect([('a', 'b')], '*')
+    assert {each.values.dtype for each in values.values()} == {np.dtype(np.float32)}
 
 
 def test_places_are_listed_in_the_order_of_the_layers_with_sizes():
@@ -86,6 +114,19 @@ def test_the_size_of_the_values_of_images_is_exact():
 def test_images_are_read_from_any_iterable():
     run, images = random_run('patches', num_layers=1), np.zeros((3, 8, 8, 1))
     assert len(run.inspect(iter(images), 'head')) == 3
+
+
+def test_hidden_patches_of_series_are_not_in_a_mean():
+    """The class token and two of the four patches of the second series are visible."""
+    series = np.random.default_rng(0).normal(size=(2, 8, 1))
+    series[1, 3:] = np.nan
+    form = InputFormat((8, 1), Preprocessing([0.0], [1.0], None, None), ('a', 'b', 'c'), missing=True)
+    module = PatchTransformer(BlockConfig(d_model=8, d_ff=8, num_heads=2, d_k=4, d_v=4), 1, 2, 3)
+    model = Predictor(module, random_params(module, **jax.tree.map(jnp.asarray, form.arguments(series))), form)
+    place = 'encoder/layers_0'
+    whole, partial = (values[place].values for values in inspect(model, series, place, OPTIONS))
+    mean = resolved(model, Edit('mean', place, 'test'), list_places(model), OPTIONS, lambda split: series)[place]
+    np.testing.assert_allclose(mean, np.concatenate([whole, partial[:3]]).mean(axis=0), atol=1e-5)
 
 
 def test_equal_modules_with_other_inputs_have_other_sizes():

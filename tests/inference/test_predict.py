@@ -54,7 +54,8 @@ def test_predicted_values_have_names_and_no_probabilities(predictor):
     prediction = predictions[1]
     assert prediction.name == 'b' and prediction.values == pytest.approx(
         {'0': (SERIES[1, 0, 0] - 5) / 2, '1': (SERIES[1, 0, 1] - 5) / 2}, rel=1e-5)
-    assert prediction.cells == tuple(f'{value:.6g}' for value in predictions.values[1])
+    assert prediction.cells == tuple(f'{value:.10g}' for value in predictions.values[1])
+    assert predictor.named_target(np.array([1700000013.0, 0.25])) == '1700000013 0.25'
     assert prediction.as_json(1) == {'name': 'b', 'values': prediction.values}
     for name in 'classes', 'labels', 'probabilities':
         with pytest.raises(UserError, match='this run predicts values, not classes. Use .values'):

@@ -297,20 +297,40 @@ def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
     assert min(counts.values()) > 100
 
 
-def test_forms_of_a_word():
-    phrases, encode = ('naïve', 'groß', '猫', 'Straße', 'ना', 'नाम'), ByteTokenizer().encode
-    automaton = Automaton(phrases, ByteTokenizer(), False)
+def avoids(phrases, tokenizer):
+    """A function of a text: whether an output cannot be the text."""
+    automaton = Automaton(phrases, tokenizer, False)
 
     def avoided(text):
-        state = automaton.after(encode(text))
+        state = automaton.after(tokenizer.encode(text))
         return state == DEAD or automaton.table[state, EOS] == DEAD
 
+    return avoided
+
+
+def test_forms_of_a_word():
+    avoided = avoids(('naïve', 'groß', '猫', 'Straße', 'ना', 'नाम'), ByteTokenizer())
     for text in ('NAI\u0308VE', 'naïve', 'sehr GROSS', 'groẞ.', '黒い猫が', 'STRASSE', 'é naïve', '3naïve', 'naïve2',
                  'नाम।'):
         assert avoided(text), text
     for text in ('naive', 'naïves', 'grosse', 'größe', '黒い犬', 'Straßen', 'énaïve', 'naïve\u0301', '3', '',
                  'नामक', 'नाक'):
         assert not avoided(text), text
+
+
+KANA = CharTokenizer(json.dumps({'kind': 'char', 'characters': 'かがきぎ\u3099ハバパ'}).encode())
+
+
+@pytest.mark.parametrize('tokenizer, phrase, forbidden, allowed', [
+    (KANA, 'かき', ['かき', 'がかき', 'かきか'], ['かぎ', 'がぎ', 'がき', 'かき\u3099か']),
+    (KANA, 'かぎ', ['かぎ', 'かき\u3099', 'がかぎ'], ['かき', 'がぎ', 'がき']),
+    (KANA, 'ハ', ['ハ', 'かハ'], ['バ', 'パ', 'かバ']),
+    (ByteTokenizer(), 'かき', ['かき', 'がかき', 'かきか'], ['かぎ', 'がぎ', 'がき', 'かぎか']),
+])
+def test_a_voiced_kana_is_another_character(tokenizer, phrase, forbidden, allowed):
+    avoided = avoids([phrase], tokenizer)
+    for text in forbidden + allowed:
+        assert avoided(text) == (text in forbidden), text
 
 
 @pytest.mark.slow
@@ -391,7 +411,7 @@ def test_a_space_ends_the_word_of_a_prefix_where_sentencepiece_drops_it(kind, nu
 
 
 @pytest.mark.parametrize('source, prefix, avoid, says', [
-    ('ab', 'bbbbbbb', (), 'line 8: .* this prefix has 7 tokens, but the translation may have at most 7'),
+    ('ab', 'bbbbbbb', (), 'line 8: .* this prefix needs 7 tokens, but the translation may have at most 7'),
     ('ab', 'bxb', (), 'characters that are not in the vocabulary'),
     ('', 'b', (), 'the sentence is empty'),
     ('ab', 'b a, ', ('A',), 'a word to avoid'),
@@ -401,6 +421,14 @@ def test_a_prefix_that_cannot_begin_a_translation(source, prefix, avoid, says):
     with pytest.raises(UserError, match=says):
         of_kind('transformer').translate(['a', source], SearchOptions(extra_length=4, avoid=avoid), first=6,
                                          prefixes=['', prefix])
+
+
+def test_a_prefix_with_a_space_at_its_end_leaves_room_for_the_next_word():
+    tokenizer, module = vocabularies()['bpe'], Transformer(blocks(), 1, SIZE, SIZE)
+    model = Translator(module, {}, dict.fromkeys(('source', 'target'), tokenizer), 64)
+    limit = len(tokenizer.encode('Mann')) + 1  # including the end token
+    with pytest.raises(UserError, match=f'prefix needs {limit} tokens, but the translation may have at most {limit}'):
+        model.translate(['Mann'], SearchOptions(extra_length=0), prefixes=['Mann '])
 
 
 def test_a_prefix_with_more_tokens_than_learned_positions_can_only_be_shortened():

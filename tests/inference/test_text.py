@@ -132,18 +132,23 @@ def test_a_continuation_of_every_prompt_in_order(lines, context, whole_documents
         assert len(answer.line.splitlines()) <= 1
 
 
-@pytest.mark.parametrize('model, options, kept', [
-    (Echo(max_length=8), OPTIONS, 'only the first 7 tokens are translated'),
-    (Parrot(context=8), OPTIONS, 'only the last 4 tokens are read'),
-    (Parrot(context=8, whole_documents=True), OPTIONS, 'only the last 4 tokens are read'),
-    (Parrot(context=8), SearchOptions(extra_length=3), 'only the last 5 tokens are read'),
+@pytest.mark.parametrize('model, options, which, message', [
+    (Echo(max_length=8), OPTIONS, slice(7),
+     'line 2 has 10 tokens: only the first 7 tokens are translated (config.data.max_length)'),
+    (Parrot(context=8), OPTIONS, slice(-4, None),
+     'text 2 has 10 tokens: only the last 4 tokens are read (config.data.context)'),
+    (Parrot(context=8, whole_documents=True), OPTIONS, slice(-4, None),
+     'text 2 has 10 tokens: only the last 4 tokens are read (config.data.context)'),
+    (Parrot(context=8), SearchOptions(extra_length=3), slice(-5, None),
+     'text 2 has 10 tokens: only the last 5 tokens are read (config.data.context minus --extra_length)'),
+    (Parrot(context=13, whole_documents=True), SearchOptions(extra_length=3), slice(None),
+     'text 2 has 10 tokens: the start token before them is not read (config.data.context minus --extra_length)'),
 ])
-def test_a_line_over_the_limit_is_cut_with_a_warning(model, options, kept, warned):
+def test_a_line_over_the_limit_is_cut_with_a_warning(model, options, which, message, warned):
     found = answers(model, ['short', '0123456789', 'short'], options)
     assert [answer.source for answer in found] == ['short', '0123456789', 'short']
     [warning] = warned.records
-    assert warning.getMessage().startswith(f'line 2 has 10 tokens: {kept} (config.data.')
-    which = slice(int(kept.split()[3])) if 'first' in kept else slice(-int(kept.split()[3]), None)
+    assert warning.getMessage() == message
     assert model.tokenizers['source'].decode(found[1].source_tokens) == '0123456789'[which]
 
 

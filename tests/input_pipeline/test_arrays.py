@@ -12,6 +12,7 @@ from input_pipeline import dynamics, splits
 from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.arrays import BUILTIN, ArrayData, open_arrays
 from input_pipeline.examples import Examples
+from input_pipeline.splits import Parts
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, in_memory, options
 
@@ -184,6 +185,29 @@ def test_examples_and_groups_that_are_also_in_training_are_logged_with_counts(ca
     assert 'file of validation: 2 of 4 groups are also in the training data, such as \'a\'' in text
     assert 'file of test: 2 of 5 examples are also in the training data, such as example 3. Their scores do' in text
     assert 'file of validation: ' not in text.replace('file of validation: 2 of 4 groups', '')
+
+
+def test_equal_examples_in_groups_that_a_hash_divides_are_logged(caplog):
+    examples = Examples(np.repeat(INPUTS[:1], 10, axis=0), INPUTS[:, 0], 'file', np.array(list('abcdefghij')))
+    data = ArrayData(lambda split: examples, False, parts=Parts(('validation', 'test'), 0.25))
+    assert '2 of 2 examples are also in the training data' in logged(caplog, data, 'validation')
+
+
+@pytest.mark.parametrize('train, test', [
+    (np.arange(140, dtype=np.uint8).reshape(10, 7, 2), np.arange(42, 70).reshape(2, 7, 2)),
+    # The range of one series is 0, so `recorded` converts it to float32, but all series to float64.
+    (np.full((10, 7, 2), 1.7e9) + np.arange(10.0)[:, None, None], np.full((1, 7, 2), 1.7e9 + 3))])
+def test_equal_examples_of_another_type_are_logged(caplog, train, test):
+    data = in_memory(train, CLASSES, test=(test, CLASSES[:len(test)]))
+    assert f'{len(test)} of {len(test)} examples are also in the training data' in logged(caplog, data, 'test')
+
+
+def test_the_names_of_the_classes_are_logged(caplog):
+    splits.say.cache_clear()
+    caplog.set_level('INFO', logger='allyouneed')
+    for targets, classes in ((np.array(['dog', 'cat'] * 5), '2 classes (cat, dog)'),
+                             (np.arange(10), '10 classes (0, 1, 2, 3, 4 and 5 more)')):
+        assert f'file of train: {classes}' in logged(caplog, in_memory(INPUTS, targets), 'train')
 
 
 def test_series_that_look_like_greyscale_images_are_logged(caplog):

@@ -129,6 +129,13 @@ def test_a_series_whose_scaled_error_is_not_defined_is_refused_before_the_traini
     open_table(tmp_path, table, 'mean_absolute_scaled_error', season=2)
 
 
+def test_a_batch_is_shown_with_one_line_for_each_window():
+    batch = {'inputs': {'inputs': np.ones((2, 6, 1))}, 'targets': np.arange(200.0).reshape(2, 100),
+             'weights': np.array([1.0, 0.0])}
+    assert list(SeriesData.show(object.__new__(SeriesData), batch)) == [
+        f'{" ".join(map(str, batch["targets"][0]))}\t6 x 1, mean 1.000, standard deviation 0.000']
+
+
 def test_co2_is_the_published_series():
     pytest.importorskip('statsmodels')
     series = co2()

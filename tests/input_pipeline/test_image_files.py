@@ -1,5 +1,7 @@
 """Folders of images, and the inputs of a prediction."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -37,6 +39,27 @@ def test_class_folders_without_folders_of_splits_are_divided(tmp_path):
     data = open_arrays(options(dir=str(tmp_path)), labelled=True)
     assert data.classes == ['a', 'b'] and [len(data.targets(split)) for split in SPLITS] == [12, 6, 6]
     assert data.inputs('train').shape == (12, 5, 4, 1) and data.inputs('train').dtype == np.uint8
+
+
+@pytest.mark.parametrize('folders, message', [
+    (['Training/cat', 'Training/dog', 'Testing/cat', 'Testing/dog'],
+     "has no folder train, so its folders 'Testing', 'Training' would be the classes. But all of them contain the same "
+     "folders of images, 'cat', 'dog'. Set the folder of the training data, such as --config.data.splits.train=Trai"),
+    (['cat', 'dog', 'test/cat', 'test/dog'],
+     "its folders 'cat', 'dog', 'test' would be the classes. But there are folders of images in 'test' (config.data"),
+    (['training/cat', 'validation/cat', 'test/cat'], "folders of images in 'test', 'validation' (config.data.splits)"),
+])
+def test_folders_of_splits_are_no_classes(tmp_path, folders, message):
+    for folder in folders:
+        save_image(tmp_path / folder / '1.png', COLOUR)
+    with pytest.raises(UserError, match=re.escape(message)):
+        open_arrays(options(dir=str(tmp_path)), labelled=True)
+
+
+def test_classes_may_have_folders(tmp_path):
+    for folder in 'cat/day', 'cat/night', 'dog/day', 'dog/night', 'dog':
+        save_image(tmp_path / folder / '1.png', COLOUR)
+    assert open_arrays(options(dir=str(tmp_path), validation_share=0.0), labelled=True).classes == ['cat', 'dog']
 
 
 def test_links_to_folders_are_followed(tmp_path):
@@ -141,6 +164,9 @@ def test_inputs_are_read_from_a_folder_an_image_a_table_and_an_archive(tmp_path)
         form = InputFormat((5, 4, channels), Preprocessing([0.0] * channels, [1.0] * channels, None, None), ('0',))
         with pytest.raises(UserError, match=rf'x\.png is an image file .* {channels} channels\. Use an \.npz file'):
             read_inputs(str(tmp_path / 'images'), form)
+    save_image(tmp_path / 'images/y/small.png', COLOUR[:4])
+    with pytest.raises(UserError, match=r'small\.png has 4 x 4 pixels, but the model reads images of 4 x 5 pixels\. S'):
+        read_inputs(str(tmp_path / 'images'), pictures)
     (tmp_path / 'empty').mkdir()
     with pytest.raises(UserError, match='empty has no images'):
         read_inputs(str(tmp_path / 'empty'), pictures)

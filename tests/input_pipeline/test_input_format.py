@@ -14,6 +14,7 @@ from runtime.errors import UserError
 
 BYTES = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 1)).astype(np.uint8)
 BINARY = (BYTES > 100).astype(np.uint8)
+SERIES = np.linspace(0, 1, 40).reshape(4, 5, 2)
 
 
 def form_of(inputs, labelled=True):
@@ -54,11 +55,10 @@ def test_images_that_are_only_0_and_1_keep_their_numbers():
 
 def test_series_far_outside_the_range_of_training_are_predicted_with_a_warning(caplog):
     splits.warn.cache_clear()
-    series = np.linspace(0, 1, 40).reshape(4, 5, 2)
-    form = form_of(series)
-    np.testing.assert_array_equal(form.prepare(series + 0.5), series + 0.5)
-    assert not caplog.text
-    form.prepare(series + [0, 7])
+    form = form_of(SERIES)
+    np.testing.assert_array_equal(form.prepare(SERIES + 0.5), SERIES + 0.5)
+    assert 'far outside' not in caplog.text
+    form.prepare(SERIES + [0, 7])
     assert ('4 of 4 examples are far outside the range of the training data, such as value 7.02564 in channel 1 of '
             'example 0. In training, this channel was 0.025641 to 1') in caplog.text
 
@@ -85,3 +85,30 @@ def test_a_run_of_an_earlier_version_accepts_what_it_can_convert():
 def test_the_example_of_a_mistake_is_named(inputs, message):
     with pytest.raises(UserError, match=message):
         form_of(BYTES).prepare(inputs)
+
+
+@pytest.mark.parametrize('kind', ['padded', 'missing', 'latest'])
+@pytest.mark.parametrize('inputs, message', [
+    (np.array(1.0), r'inputs have the shape \(\), but the model reads \[n, 5, 2\]$'),
+    ([[[1.0, 2.0], [3.0]], [[4.0, 5.0]]], 'inputs: example 0 is not an array'),
+    (SERIES * 1j, r'inputs must be finite numbers, but their type is complex128, such as'),
+    (SERIES > 0.5, 'inputs must be finite numbers, but their type is bool, such as'),
+    (np.ones((50, 2)), r'inputs have the shape \(50, 2\), .* A single example needs an axis of examples: inputs\['),
+])
+def test_inputs_that_are_no_series_are_refused_by_models_of_series_of_several_lengths(kind, inputs, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(form_of(SERIES), **{kind: True}).prepare(inputs)
+
+
+def test_series_without_an_axis_of_channels_are_not_called_images():
+    with pytest.raises(UserError, match=r'\[n, 5, 1\]\. Series of one channel need an axis of channels: inputs\['):
+        form_of(SERIES[..., :1]).prepare(SERIES[..., 0])
+
+
+def test_padding_beyond_the_longest_training_series_is_ignored():
+    form = dataclasses.replace(form_of(SERIES), padded=True)
+    series = np.pad(SERIES, [(0, 0), (0, 3), (0, 0)], constant_values=np.nan)
+    np.testing.assert_array_equal(form.prepare(series), SERIES)
+    series[2, 6] = 0.5
+    with pytest.raises(UserError, match=r'example 2 has the shape \(7, 2\), but the model reads series of at most 5 '):
+        form.prepare(series)

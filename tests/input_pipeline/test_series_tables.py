@@ -76,6 +76,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     (['series,x\x07,target', 'a,1,0'], r"train\.csv:1: column 'x\\x07' has a control character or a line end"),
     ([',series,x,target', '0,a,1,0'], r'train\.csv:1: column 1 has no name.*to_csv.index=False.'),
     (['series,x,target', 'a,1,0', ',2,1'], r'train\.csv:3: the cell of column series is empty'),
+    (['series,group,x,target', 'a,p,1,0', 'b,,2,1'], r'train\.csv:3: the cell of column group is empty\. Each series'),
     ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: the line has 3 columns'),
 ])
 def test_csv_mistakes_are_located(tmp_path, lines, message):
@@ -183,10 +184,32 @@ def test_missing_values_get_the_mean_of_the_channel(tmp_path, kind, caplog):
 
 @pytest.mark.parametrize('rows, message', [
     (['a,1,2,0', 'b,,NA,1'], r'train\.csv: inputs: example 1 has no values'),
-    (['a,1,,0', 'b,2,,1'], r'train\.csv: inputs: channel 1 has no values'),
+    (['a,1,,0', 'b,2,,1'], r"train\.csv: channel 'y' has no values\. Add data, or remove the channel"),
     (['a,1,inf,0', 'b,2,,1'], r"train\.csv:2: y is 'inf', not a number"),
 ])
 def test_missing_values_that_cannot_be_filled(tmp_path, rows, message):
     write_csv(tmp_path, 'series,x,y,target', *rows)
     with pytest.raises(UserError, match=message):
         read(tmp_path, missing='mean', validation_share=0.0)
+
+
+def test_a_channel_needs_values_only_in_the_training_data(tmp_path):
+    write_csv(tmp_path, 'series,x,y,target', 'a,1,2,0', 'b,3,,1')
+    write_csv(tmp_path, 'series,x,y,target', 'c,1,,0', 'd,3,,1', split='test')
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.0, missing='mean'), labelled=True)
+    arguments = data.form.arguments(data.inputs('test'))
+    assert arguments['visible'].all() and not arguments['inputs'][..., 1].any()
+
+
+def test_a_channel_whose_values_are_all_held_out_is_refused(tmp_path):
+    def table(groups):
+        """Opens a table in which only the series of some groups have values of the channel y."""
+        write_csv(tmp_path, 'series,group,x,y,target', *(
+            f'{name},{name},{ord(name)},{ord(name) if name in groups else ""},{ord(name)}' for name in 'abcdefghijkl'),
+            split='train')
+        return open_arrays(options(dir=str(tmp_path), missing='mean'), labelled=False)
+
+    held_out = {*table('abcdefghijkl').groups('validation')}
+    message = r"\(train, validation_share=0\.25\): channel 'y' has no values\. Add data, provide files for validation,"
+    with pytest.raises(UserError, match=message):
+        table(held_out).inputs('train')

@@ -16,6 +16,7 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from inference.constraints import DEAD, Automaton
 from input_pipeline.foreign_tokenizers import NONE, sentencepiece_tokenizer, tokenizers_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, ByteTokenizer, CharTokenizer, load_tokenizer
 from interchange.foreign_config import ForeignConfig
@@ -187,6 +188,18 @@ def test_prompt_and_continuation_are_the_text_of_their_tokens(continued):
 @pytest.mark.slow
 def test_prompt_and_continuation_are_the_text_of_their_tokens_for_2_000_pieces(continued):
     assert_continued(continued, 2000)
+
+
+@pytest.mark.parametrize('make', [plain_sentencepiece, metaspace])
+def test_words_are_avoided_where_tokens_contain_the_spaces(make):
+    tokenizer = make()
+    assert Automaton(['the'], tokenizer, False).after(tokenizer.encode('the man')) == DEAD
+
+
+@pytest.mark.parametrize('make', [word_pieces, word_ends])
+def test_words_to_avoid_are_refused_where_tokens_do_not_contain_the_spaces(make):
+    with pytest.raises(UserError, match='--avoid does not support this tokenizer: .* the decoded text is .the the.'):
+        Automaton(['the'], make(), False)
 
 
 def test_an_empty_text_has_no_tokens(continued):

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import math
 import re
 from pathlib import Path
 from unittest import mock
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from flax.traverse_util import flatten_dict
 
 import inference
 from configs import demo, stdlib_lm
+from input_pipeline.tokenizer import CharTokenizer
 from run_directory import initial
 from run_directory.initial import read_initial
 from run_directory.records import read_config
@@ -153,6 +156,51 @@ def test_a_forecaster_keeps_its_head_with_another_horizon_but_not_with_other_cha
         assert initial._outputs_differ(Path('run'), 'forecasting', mock.Mock(sizes=data), 'forecasting') == differ
 
 
+def taken(monkeypatch, params, boxed, configs, sizes=({}, {}), tokenizers=({}, {})):
+    """The initial values that a run takes from `params` of another run. Pairs are of the other run and of this run."""
+    checkpoints = mock.Mock(parameters=lambda choice: (params, [1]))
+    for name, value in {'read_config': configs[0], 'read_sizes': sizes[0], 'load_tokenizers': tokenizers[0],
+                        'Checkpoints': checkpoints}.items():
+        monkeypatch.setattr(initial, name, lambda *_, value=value, **options: value)
+    configs[1].train.init_from = 'parent'
+    return read_initial(configs[1], mock.Mock(sizes=sizes[1], tokenizers=tokenizers[1]), boxed)
+
+
+@pytest.mark.parametrize('old, new, sources', [
+    (('class_token', 8, 8), ('mean', 8, 8), [1, 2, 3, 4]),
+    (('mean', 8, 8), ('class_token', 8, 8), [None, 0, 1, 2, 3]),
+    (('class_token', 8, 8), ('class_token', 12, 12), [0, 1, 2, None, 3, 4, None, None, None, None]),
+    (('mean', 8, 8), ('class_token', 4, 12), [None, 0, 1, None]),  # the tables have equally many rows
+    (('class_token', 8), ('mean', 12), [1, 2, None])])
+def test_a_patch_keeps_its_learned_position_with_another_pooling_or_size(old, new, sources, monkeypatch, cache, caplog):
+    """Patches have 4 x 4 pixels or 4 steps. `sources` are the rows of the old table for each row of the new table."""
+    caplog.set_level(logging.INFO)
+    configs = [tiny_config(cache, model__patches__pooling=pooling, model__patches__patch=4)
+               for pooling, *_ in (old, new)]
+    sizes = [SIZES | {'shape': (*space, 1)} for _, *space in (old, new)]
+    rows = (old[0] == 'class_token') + math.prod(side // 4 for side in old[1:])
+    table = np.arange(2.0 * rows).reshape(rows, 2)
+    boxed = {'positions': nn.LogicallyPartitioned(np.zeros((len(sources), 2)), ('position', 'embed'))}
+    found = taken(monkeypatch, {'positions': table}, boxed, configs, sizes)['positions']
+    assert found.rows[:, 0].tolist() == [source is not None for source in sources]
+    for values, source in zip(found.values, sources, strict=True):
+        assert source is None or values.tolist() == table[source].tolist()
+    count = len(sources) - sources.count(None)
+    assert (f'positions ({count} of {len(sources)})' in caplog.text) == (None in sources)
+
+
+def test_a_translator_takes_the_rows_of_its_pieces_from_a_language_model_whose_vocabulary_has_the_same_size(
+        monkeypatch):
+    theirs, ours = (CharTokenizer(json.dumps({'kind': 'char', 'characters': characters}).encode())
+                    for characters in ('abc', 'bcd'))
+    table = np.arange(14.0).reshape(2, 7)
+    boxed = {'output': {'kernel': nn.LogicallyPartitioned(np.zeros((2, 7)), ('embed', 'vocab'))}}
+    found = taken(monkeypatch, {'output': {'kernel': table}}, boxed, (stdlib_lm.get_config(), demo.get_config()),
+                  tokenizers=({'text': theirs}, {'source': ours, 'target': ours}))['output/kernel']
+    assert found.rows.tolist() == [[True] * 6 + [False]]  # four special tokens, b, c and d
+    np.testing.assert_array_equal(found.values[:, :6], table[:, [0, 1, 2, 3, 5, 6]])
+
+
 @pytest.mark.parametrize('task', ['translation', 'language_model'])
 def test_a_run_on_images_and_one_on_text_cannot_begin_from_each_other(cache, tmp_path, task):
     text, images = tmp_path / 'text', tmp_path / 'images'
@@ -169,7 +217,8 @@ def test_a_run_on_images_and_one_on_text_cannot_begin_from_each_other(cache, tmp
 def tune(parent, workdir, *flags):
     """Fine-tunes by the command line, for two steps."""
     return script('train.py', f'--config=configs/fine_tune.py:{parent}', f'--workdir={workdir}',
-                  '--config.train.steps=2', '--config.optimizer.warmup=1', *flags)
+                  '--config.train.steps=2', '--config.optimizer.warmup=1',
+                  f'--config.cache_dir={read_config(parent).cache_dir}', *flags)
 
 
 @pytest.mark.slow

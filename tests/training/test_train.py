@@ -12,11 +12,12 @@ import pytest
 import inference
 import training
 from input_pipeline.array_batches import ArrayPlan
-from run_directory.records import read_metrics
+from run_directory.records import METRICS_FILE, read_metrics
 from runtime.errors import UserError
 from tests.tiny_run import outcome, said, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.curve import LiveCurve
+from training.metrics import MetricsWriter
 
 
 def interrupting(monkeypatch, number):
@@ -125,3 +126,17 @@ def test_the_curve_of_a_resumed_run_begins_with_what_was_before(whole):
     [line] = curve.figure().axes[1].lines
     assert [*line.get_xdata()] == [4, 8, 12]
     assert len(LiveCurve(whole, 'loss').figure().axes) == 1, 'it is in the left one'
+
+
+def test_the_curve_of_a_run_that_was_killed_has_each_step_once(tmp_path, monkeypatch):
+    """The killed training logged steps 6 and 8. Its last checkpoint is of step 4."""
+    (tmp_path / METRICS_FILE).write_text(''.join(f'{{"step": {step}, "train_loss": 1.0}}\n' for step in (2, 4, 6, 8)))
+    curve = LiveCurve(tmp_path, 'accuracy')
+    monkeypatch.setattr(curve, '_draw', lambda: None)
+    writer = MetricsWriter(tmp_path, 4)
+    for step in 6, 8, 10:
+        for each in writer, curve:
+            each.write(step, {'train_loss': 0.5})
+    writer.close()
+    [line] = curve.figure().axes[0].lines
+    assert line.get_xydata().tolist() == [[2, 1], [4, 1], [6, 0.5], [8, 0.5], [10, 0.5]]

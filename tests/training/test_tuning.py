@@ -168,6 +168,20 @@ def test_patterns_that_mean_nothing_are_refused(tuning, message):
     assert message in str(error.value)
 
 
+def test_of_the_default_patterns_of_adapters_one_must_match():
+    """RNNsearch has no matrix with the name '*attention/value'. Each pattern that the user set must match."""
+    config, key = base.get_config().train, jax.random.key(0)
+    boxed = {'cross_attention': {name: {'kernel': jnp.ones((2, 3))} for name in ('query', 'key')}}
+    config.lora_rank = 1
+    adapters = make_tuning(config).prepare(boxed, key)[ADAPTERS]['of']
+    assert adapters['cross_attention'].keys() == {'query'}
+    with pytest.raises(UserError, match="lora_parts: '.attention/query' matches no matrix of this model"):
+        make_tuning(config).prepare({'head': boxed['cross_attention']['key']}, key)
+    config.lora_parts += ',*attention/key'
+    with pytest.raises(UserError, match="lora_parts: '.attention/value' matches no matrix of this model"):
+        make_tuning(config).prepare(boxed, key)
+
+
 @pytest.mark.parametrize('tuning, message', [
     (Tuning(rank=2, adapted=('*query',)), 'rank=2: .* no adapter, .*: head/kernel. Add them to config.train.lora_p'),
     (Tuning(rank=2, adapted=('*query', 'head')), None),
@@ -274,23 +288,30 @@ def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_recipe_goes_on_from_a_run(run, tmp_path):
+def test_the_recipe_goes_on_from_a_run(run, cache, tmp_path):
     config = fine_tune.get_config(str(run[0]))
     there = json.loads((run[0] / 'config.json').read_text())
     assert config.model.to_dict() == there['model'] and config.data.to_dict() == there['data']
     assert config.train.init_from == str(run[0])
     done = script('train.py', f'--config=configs/fine_tune.py:{run[0]}', '--config.train.steps=2',
-                  '--config.optimizer.warmup=1', '--config.train.frozen=encoder', f'--workdir={tmp_path}/tuned')
+                  '--config.optimizer.warmup=1', '--config.train.frozen=encoder', f'--workdir={tmp_path}/tuned',
+                  f'--config.cache_dir={cache}')
     assert done.returncode == 0, done.stderr.decode()
     for where in ('', f':{tmp_path}/nowhere'):
         done = script('train.py', f'--config=configs/fine_tune.py{where}', f'--workdir={tmp_path}/bad')
         assert done.returncode == 2 and b'configs/fine_tune.py:RUN' in done.stderr and b'Traceback' not in done.stderr
 
 
+def test_the_recipe_does_not_take_over_the_folder_of_compiled_programs(tmp_path):
+    (tmp_path / 'config.json').write_text(json.dumps({'cache_dir': '/theirs'}))
+    assert fine_tune.get_config(str(tmp_path)).cache_dir == ''
+
+
 def test_learned_positions_are_taken_as_far_as_they_go():
-    values = np.arange(12.0).reshape(4, 3)
+    values, model = np.arange(12.0).reshape(4, 3), base.get_config().model
     for length in (2, 4, 6):
-        found = initial._by_position(values, 0, (length, 3))
+        old, new = (initial._positions('encoder_positions/table', rows, model, {}) for rows in (4, length))
+        found = initial._by_name(values, 0, old, new)
         assert found.rows[:, 0].tolist() == [row < 4 for row in range(length)]
         np.testing.assert_array_equal(found.values[:4], values[:length])
 
