@@ -153,7 +153,8 @@ SLOW = [
     # A metric that the runs do not have: the report is written
     Case('--workdir={here} --report --metric=chrf',
          ('wrote {here}/report.md', '--metric=chrf: no run has this metric. The plots show the default metric.'),
-         {'sweep.json': ONE.replace('"run"', '"scored"'), 'scored/results/validation.json': '{"bleu": 38.5}'}, status=1),
+         {'sweep.json': ONE.replace('"run"', '"scored"'), 'scored/results/validation.json': '{"bleu": 38.5}'},
+         status=1),
     Case('--workdir={here} --report', 'report.csv', {'sweep.json': ONE, 'report.csv': FOLDER}),
     Case('--workdir={here} --report', 'curves.png', {'sweep.json': ONE, 'curves.png': FOLDER}),
 ]
