@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.rules import cross_head
+from inference.outputs import Output
 from inference.run import Run
-from inference.text import Output
 from inference.translate import Translator
 from input_pipeline.links import Links
 from input_pipeline.stores import SIDES

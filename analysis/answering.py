@@ -19,6 +19,7 @@ from inference.columns import input_texts, read_phrases, score_all, translate_al
 from inference.edits import check_without, read_edits, without
 from inference.generate import Generator
 from inference.options import SearchOptions, search_options
+from inference.outputs import Output
 from inference.predict import Predictor
 from inference.predictions import Prediction, Predictions
 from inference.report import Report
@@ -31,7 +32,7 @@ from inference.scores import (
     table_line,
 )
 from inference.tables import as_json
-from inference.text import Output, TextModel
+from inference.text import TextModel
 from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data

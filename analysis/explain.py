@@ -24,9 +24,10 @@ import numpy as np
 from jaxtyping import Float, Num
 
 from analysis.pictures import axis_label, chosen_kind, visible_tokens
+from inference.outputs import Output, TokenProbability
 from inference.predict import Predictor
 from inference.predictions import Prediction
-from inference.text import Output, TextModel, TokenProbability
+from inference.text import TextModel
 from input_pipeline.tokenizer import SPACE, SPECIAL
 from model.patches import patch_grid
 from runtime.errors import UserError

@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from inference.generate import Generator
+from inference.outputs import Hypothesis, Output
 from inference.run import Run
-from inference.text import Hypothesis, Output, TextModel
+from inference.text import TextModel
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, Tokenizer
 from model.places import Editor, observing

@@ -25,8 +25,8 @@ from analysis.passes import (
     text_of,
 )
 from inference.edits import matching
+from inference.outputs import Output
 from inference.run import Run
-from inference.text import Output
 from model.places import PAIRS, At
 from runtime.errors import UserError
 

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
+from inference.outputs import Output
 from inference.predict import Predictor
 from inference.predictions import Prediction
-from inference.text import Output, TextModel
+from inference.text import TextModel
 from input_pipeline.input_format import visible_steps
 from model.patches import patch_grid, visible_patches
 from model.positional import sinusoids

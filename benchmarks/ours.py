@@ -17,7 +17,7 @@ from benchmarks.measure import peak_memory
 from benchmarks.turns import Ready
 from benchmarks.workloads import EOS, Search, Workload
 from configs import base
-from inference.text import SearchOptions
+from inference.options import SearchOptions
 from inference.translate import Translator
 from input_pipeline.batches import Batch
 from input_pipeline.tokenizer import ByteTokenizer

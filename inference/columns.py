@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from inference.arriving import Arriving, arriving_documents, input_lines
 from inference.generate import Generator
 from inference.options import SearchOptions
-from inference.text import Output, TextModel
+from inference.outputs import Output
+from inference.text import TextModel
 from inference.translate import Translator
 from input_pipeline.documents import cut, read_text
 from input_pipeline.sources import read_lines

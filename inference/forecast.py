@@ -12,10 +12,10 @@ from jaxtyping import Float, Num
 from ml_collections import ConfigDict
 from typing_extensions import override
 
+from inference.options import SearchOptions
 from inference.predict import Predictor, Table
 from inference.predictions import Prediction, value_cells
 from inference.scores import Evaluation
-from inference.text import SearchOptions
 from input_pipeline.data import ExampleData, SeriesData
 from input_pipeline.input_format import InputFormat
 from model import Params

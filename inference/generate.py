@@ -16,19 +16,12 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from inference.forced import Forced
+from inference.inputs import Begin, SearchInput, checked_texts
 from inference.options import SAMPLING, SearchOptions, search_options
+from inference.outputs import Hypothesis, Output
 from inference.scores import Evaluation, bits_per_character, change_warning, text_scores
 from inference.search import length_penalty
-from inference.text import (
-    LENGTHS,
-    Begin,
-    Hypothesis,
-    Output,
-    SearchInput,
-    SearchModel,
-    attention_weights,
-    checked_texts,
-)
+from inference.text import LENGTHS, SearchModel, attention_weights
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
 from model import Params

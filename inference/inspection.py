@@ -21,9 +21,10 @@ from jaxtyping import Array, Float, Shaped
 
 from inference.edits import FREE, Edit, Sizes, matching
 from inference.generate import Generator
+from inference.inputs import checked_texts, is_pair
 from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
 from inference.predict import Predictor
-from inference.text import Hypothesis, Output, checked_texts, is_pair
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS
 from model.patches import visible_patches

@@ -12,9 +12,10 @@ from jaxtyping import Float, Num, Shaped
 from ml_collections import ConfigDict
 
 from configs.options import SEARCH_NUMBERS
+from inference.options import SearchOptions
 from inference.predictions import Prediction, Predictions, value_cells
 from inference.scores import Evaluation, classification_scores, regression_scores
-from inference.text import SearchOptions, attention_weights
+from inference.text import attention_weights
 from input_pipeline.data import ExampleData
 from input_pipeline.input_format import InputFormat
 from model import Params

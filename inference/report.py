@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference.generate import Generator
+from inference.outputs import Output
 from inference.scores import change_warning, text_scores
-from inference.text import Output, TextModel
+from inference.text import TextModel
 from input_pipeline.tokenizer import UNK
 
 log = logging.getLogger('allyouneed.decode')

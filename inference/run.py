@@ -19,10 +19,11 @@ from inference.forecast import Forecaster
 from inference.generate import Generator
 from inference.inspection import MOST_GB, Inspected, inspect, inspect_each, list_places, places_of, resolved
 from inference.options import SearchOptions, search_options
+from inference.outputs import Output
 from inference.predict import Predictor
 from inference.predictions import Predictions
 from inference.report import note_unknown
-from inference.text import Output, TextModel
+from inference.text import TextModel
 from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data, open_data

@@ -4,7 +4,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from inference.text import Output, TextModel
+from inference.outputs import Output
+from inference.text import TextModel
 from runtime.errors import UserError
 
 

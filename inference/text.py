@@ -4,11 +4,10 @@ import abc
 import collections
 import dataclasses
 import functools
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -22,8 +21,10 @@ from inference.arriving import PAUSE, Arriving
 from inference.batches import Batch, BatchSearch, find_in_threads, rows_per_thread, threads_for
 from inference.constraints import Automaton, begin_words, join_words
 from inference.forced import Forced, forced_log_probs
+from inference.inputs import Begin, SearchInput
 from inference.options import SearchOptions
-from inference.options import search_options as search_options  # notebooks import search_options from here
+from inference.options import search_options as search_options  # for notebooks of earlier versions
+from inference.outputs import Hypothesis, Output, TokenProbability
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
@@ -35,132 +36,6 @@ LENGTHS = 32  # inputs are padded to multiples of this number, so that few lengt
 # bounded for an input of any length.
 CHUNK = 32
 CHUNK_CHARACTERS = 2 ** 23  # a chunk ends when its lines exceed this number of characters together
-
-
-@dataclasses.dataclass(frozen=True)
-class Hypothesis:
-    """One of the texts that a search returns for an input.
-
-    Attributes:
-      text: the decoded tokens.
-      tokens: the tokens, without the end token.
-      log_prob: the model's log-probability of the tokens and, if `ended` is true, of the end token. Teacher forcing
-        gives the same number.
-      score: log_prob / ((5 + length) / 6)^alpha. `length` is the number of tokens whose log-probabilities are in
-        `log_prob`. Hypotheses are ranked by score.
-      ended: whether an end token follows the tokens. A continuation that reached its length limit has no end token.
-    """
-    text: str
-    tokens: list[int]
-    log_prob: float
-    score: float
-    ended: bool = True
-
-    @classmethod
-    def forced(cls, text: str, tokens: list[int], log_probs: Sequence[float], alpha: float) -> 'Hypothesis':
-        """Returns a given text as a hypothesis. `log_probs` has a value for each token and for the end token."""
-        log_prob = math.fsum(log_probs)
-        return cls(text, tokens, log_prob, float(log_prob / search.length_penalty(len(log_probs), alpha)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """An input text and its hypotheses, best first. An empty input has one empty hypothesis."""
-    source: str
-    source_tokens: list[int]
-    hypotheses: list[Hypothesis]
-
-    @property
-    def text(self) -> str:
-        """The text of the best hypothesis."""
-        return self.hypotheses[0].text
-
-    @property
-    def line(self) -> str:
-        """The text as one line. Every line end, also U+2028, U+0085 and a form feed, becomes a space."""
-        return ' '.join(self.text.splitlines())
-
-
-class TokenProbability(NamedTuple):
-    """A token with its probability, and the most probable alternative tokens at the same position, best first."""
-    piece: str
-    probability: float
-    alternatives: list[tuple[str, float]]
-
-
-class Begin(NamedTuple):
-    """The required beginning of an output.
-
-    Attributes:
-      prefix: the first tokens. The last token may be search.NEW_WORD.
-      place: the initial state of the automaton of the words to avoid.
-    """
-    prefix: Sequence[int] = ()
-    place: int = 0
-
-
-def encode_prefix(tokenizer: Tokenizer, prefix: str) -> Begin:
-    """Encodes the text with which an output must begin.
-
-    A space at the end of the text belongs to the next word if the tokenizer has subwords that begin with a space. The
-    same holds if the tokenizer drops a space at the end of a text, as SentencePiece does by default. In these cases,
-    the search may choose any token that begins with a space.
-    """
-    if not prefix.strip():
-        return Begin()
-    tokens, without_end = tokenizer.encode(prefix), tokenizer.encode(prefix[:-1])
-    spaces = begin_words(tokenizer).sum() if prefix.endswith(' ') else 0
-    new_word = spaces > 1 or spaces and tokens == without_end
-    return Begin([*without_end, search.NEW_WORD]) if new_word else Begin(tokens)
-
-
-class SearchInput(NamedTuple):
-    """The input of a search for one source.
-
-    Attributes:
-      encoded: the tokens that the model encodes.
-      start: the first input token of the decoder.
-      limit: the maximum number of new tokens.
-    """
-    encoded: list[int]
-    start: int
-    limit: int
-
-
-def checked_texts(texts: Sequence[str]) -> list[str]:
-    """Returns the texts as a list.
-
-    Raises:
-      UserError: if `texts` is a string, or an element is not a string or cannot be encoded in UTF-8.
-    """
-    if isinstance(texts, str):
-        raise UserError(f'{texts[:40]!r} is a string, but a list of texts is required. Use [{texts[:40]!r}]')
-    texts = list(texts)
-    for number, text in enumerate(texts, 1):
-        try:
-            text.encode()
-        except (AttributeError, UnicodeEncodeError):
-            raise UserError(f'text {number} is {text!r:.80}: must be a string that UTF-8 can encode') from None
-    return texts
-
-
-def is_pair(value: Any) -> bool:
-    """Returns whether `value` has the form of a pair (source, target): a tuple or a list of two elements."""
-    return isinstance(value, tuple | list) and len(value) == 2
-
-
-def checked_pairs(pairs: Iterable[Any]) -> list[Any]:
-    """Returns the pairs (source, target) as a list.
-
-    Raises:
-      UserError: if an element of `pairs` is not a pair.
-    """
-    pairs = list(pairs)
-    for number, pair in enumerate(pairs, 1):
-        if not is_pair(pair):
-            raise UserError(f'pair {number} is {pair!r:.80}: must be (source, target). Use a list of pairs, '
-                            '[(source, target), ...]')
-    return pairs
 
 
 class TextModel(abc.ABC):

@@ -15,19 +15,11 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from inference.forced import Forced
+from inference.inputs import Begin, SearchInput, checked_pairs, checked_texts, encode_prefix
 from inference.options import BEAM_SEARCH, SearchOptions, search_options
+from inference.outputs import Hypothesis, Output
 from inference.scores import Evaluation, corpus_scores
-from inference.text import (
-    Begin,
-    Hypothesis,
-    Output,
-    SearchInput,
-    SearchModel,
-    attention_weights,
-    checked_pairs,
-    checked_texts,
-    encode_prefix,
-)
+from inference.text import SearchModel, attention_weights
 from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
 from model import Params

@@ -30,7 +30,8 @@ import logging, time
 import jax
 from analysis import answering
 from analysis.request import Request
-from inference.text import Hypothesis, Output, SearchOptions
+from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
 
 class Slow:
     """Compiles for 0.6 s, then answers ten lines in 0.4 s."""

@@ -19,7 +19,7 @@ import inference
 from analysis.compare import is_metric, load_runs
 from configs import base
 from configs.options import flatten
-from inference.text import SearchOptions, search_options
+from inference.options import SearchOptions, search_options
 from runtime.errors import UserError
 from tests.scripts import ROOT, parameters, script, train_arguments
 from tools.show_run import describe

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import inference
-from inference.text import SearchOptions
+from inference.options import SearchOptions
 from runtime.errors import UserError
 from tests.scripts import explained, script
 

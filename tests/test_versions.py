@@ -17,7 +17,7 @@ from configs import base, versions
 from configs.allowed import Fraction, Switch
 from configs.options import BY_NAME, DEFAULTS, Option, flatten
 from configs.versions import read_config_file
-from inference.text import search_options
+from inference.options import search_options
 from run_directory.records import CONFIG, read_config
 from run_directory.workdir import RunDirectory
 from runtime.errors import UserError

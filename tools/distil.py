@@ -46,8 +46,8 @@ def main() -> None:
     check_folder(folder)
 
     with slow_imports():
+        from inference.options import search_options
         from inference.run import load
-        from inference.text import search_options
         from inference.translate import Translator
         from run_directory.trained import run_paths
         from tools.student_corpus import write_corpus

@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from inference.options import SearchOptions
 from inference.run import Run
-from inference.text import SearchOptions
 from inference.translate import Translator
 from input_pipeline.data import PairData
 from input_pipeline.sources import Pair

@@ -11,7 +11,7 @@ from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head,
 from analysis.answering import answer_file
 from analysis.request import Request
 from inference.options import SearchOptions
-from inference.text import Hypothesis, Output
+from inference.outputs import Hypothesis, Output
 from input_pipeline.builtin import make_corpus
 from input_pipeline.links import gold_links
 from input_pipeline.tokenizer import CharTokenizer

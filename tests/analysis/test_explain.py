@@ -16,9 +16,9 @@ import pytest
 from analysis import explain
 from analysis.explain import STEPS, Attention, Explanation, Page, explain_example, explain_text, picture_of, words
 from inference.generate import Generator
+from inference.outputs import Hypothesis, Output, TokenProbability
 from inference.predict import Predictor
 from inference.predictions import Prediction
-from inference.text import Hypothesis, Output, TokenProbability
 from inference.translate import Translator
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.explain import Attention, Explanation, Page
-from inference.text import TokenProbability
+from inference.outputs import TokenProbability
 
 PICTURES = Path(__file__).parents[2] / 'build' / 'browser'
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable')  # as in install_chromium.sh

@@ -8,8 +8,8 @@ import pytest
 from configs import base
 from configs.options import BY_NAME, DEFAULTS, OPTIONS, SECTIONS, choices, flatten
 from configs.tasks import METRICS, TASKS
+from inference.options import SearchOptions, search_options
 from inference.run import ANSWERERS
-from inference.text import SearchOptions, search_options
 from input_pipeline import arrays, documents, problems, sources
 from input_pipeline.data import DATA
 from model import attention, blocks, embedding, patches, positional, recurrent

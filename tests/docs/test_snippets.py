@@ -7,9 +7,9 @@ from unittest import mock
 import numpy as np
 
 import allyouneed
+from inference.outputs import Output
 from inference.predictions import Predictions
 from inference.run import Run
-from inference.text import Output
 from inference.translate import Translator
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing

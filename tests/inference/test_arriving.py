@@ -15,14 +15,17 @@ import pytest
 
 from inference import columns
 from inference.arriving import Arriving
-from inference.text import Output, SearchOptions
+from inference.options import SearchOptions
+from inference.outputs import Output
 from tests.inference.test_text import Parrot
 
 ROOT = Path(__file__).parents[2]
 ANSWERING = '''
 import sys
 from inference.arriving import input_lines
-from inference.text import Hypothesis, Output, SearchOptions, TextModel
+from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
+from inference.text import TextModel
 from analysis import answering
 from analysis.request import Request
 import command_line

@@ -14,8 +14,8 @@ import pytest
 
 from inference import batches
 from inference.generate import Generator
+from inference.options import SearchOptions
 from inference.search import IMPOSSIBLE, filter_logits
-from inference.text import SearchOptions
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, CharTokenizer
 from model.blocks import BlockConfig

@@ -13,7 +13,7 @@ import pytest
 
 import inference
 from inference.generate import Generator
-from inference.text import SearchOptions
+from inference.options import SearchOptions
 from inference.translate import Translator
 from input_pipeline.tokenizer import EOS, CharTokenizer
 from model.blocks import BlockConfig

@@ -16,8 +16,9 @@ import inference
 from inference import forced as forced_module
 from inference.columns import score_all, translate_all
 from inference.generate import Generator
+from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
 from inference.tables import to_pandas
-from inference.text import Hypothesis, Output, SearchOptions
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, EOS, CharTokenizer, train_tokenizer
 from model.blocks import BlockConfig

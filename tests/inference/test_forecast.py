@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from analysis.explain import explain_example
 from inference.forecast import Forecaster, forecast_scores, naive_forecasts
 from inference.inspection import inspect
-from inference.text import SearchOptions
+from inference.options import SearchOptions
 from input_pipeline.data import SeriesData
 from input_pipeline.forecasting import SeriesWindows
 from model import forecaster

@@ -12,8 +12,8 @@ from inference.edits import Edit
 from inference.forecast import Forecaster
 from inference.inspection import inspect, list_places, resolved
 from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
 from inference.predict import Predictor
-from inference.text import Hypothesis, Output
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from model import forecaster

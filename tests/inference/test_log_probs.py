@@ -10,7 +10,7 @@ import pytest
 
 from configs import base
 from inference.generate import Generator
-from inference.text import SearchOptions
+from inference.options import SearchOptions
 from inference.translate import Translator
 from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, PAD, CharTokenizer

@@ -12,8 +12,9 @@ import pytest
 from configs import base
 from inference.columns import input_texts
 from inference.generate import Generator
+from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
 from inference.report import Report, note_unknown
-from inference.text import Hypothesis, Output, SearchOptions
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, EOS, UNK, ByteTokenizer, CharTokenizer, train_tokenizer
 from model.blocks import BlockConfig

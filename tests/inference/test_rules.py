@@ -15,8 +15,10 @@ import sentencepiece
 from inference import batches
 from inference.constraints import DEAD, Automaton, begin_words
 from inference.generate import Generator
+from inference.inputs import encode_prefix
+from inference.options import SearchOptions
 from inference.search import IMPOSSIBLE, NEW_WORD, Beam, Follow, advance, filter_logits
-from inference.text import VOCABULARY, SearchOptions, encode_prefix
+from inference.text import VOCABULARY
 from inference.translate import Translator
 from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, ByteTokenizer, CharTokenizer, train_tokenizer

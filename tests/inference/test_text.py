@@ -21,7 +21,9 @@ from ml_collections import ConfigDict
 from configs.tasks import TOKENIZERS
 from inference import text as text_module
 from inference.generate import Generator
-from inference.text import Hypothesis, Output, SearchOptions, TextModel
+from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
+from inference.text import TextModel
 from inference.translate import Translator
 from input_pipeline.data import DocumentData
 from input_pipeline.sources import decode_lines, read_lines
@@ -235,7 +237,8 @@ def test_values_of_other_types_are_refused_where_nothing_checks_annotations():
     code = """
 import numpy as np
 from runtime.errors import UserError
-from inference.text import SearchOptions, checked_texts
+from inference.inputs import checked_texts
+from inference.options import SearchOptions
 from inference.translate import Translator
 calls = [lambda each=each: SearchOptions(**each) for each in (
     {'beam': 2.5}, {'beam': True}, {'seed': 1.5}, {'extra_length': '2'}, {'alpha': None}, {'top_p': float('nan')})]

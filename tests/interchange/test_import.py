@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file
 
 import inference
-from inference.text import SearchOptions
+from inference.options import SearchOptions
 from input_pipeline.foreign_tokenizers import NONE
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK
 from interchange.export import export

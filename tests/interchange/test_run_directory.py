@@ -10,7 +10,7 @@ for library in 'tokenizers', 'torch', 'transformers':
     pytest.importorskip(library, reason="it is in the extra 'test-interchange', and is not installed here")
 
 import inference
-from inference.text import SearchOptions
+from inference.options import SearchOptions
 from interchange.export import export
 from runtime.errors import UserError
 from tests.interchange.families import gpt2, marian

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 import inference
-from inference.text import SearchOptions
+from inference.options import SearchOptions
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK
 from interchange.export import export
 from interchange.tokenizer_files import unique_pieces

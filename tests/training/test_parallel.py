@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import inference
 from benchmarks.modes import Mode, compare, compiled, modes, ragged_batch, train
 from configs import base
-from inference.text import SearchOptions
+from inference.options import SearchOptions
 from inference.translate import Translator
 from input_pipeline.tokenizer import ByteTokenizer
 from model.blocks import BlockConfig
