@@ -110,6 +110,7 @@ def test_the_words_of_a_date_are_linked_across_orders():
     assert gold_links([pairs[pairs.index(pair)]], 'en', 'fr', sizes={'test': 300}) == [[(0, 0), (1, 2), (2, 1), (3, 3)]]
 
 
+@pytest.mark.slow
 def test_decode_writes_a_line_of_links_for_each_line(tmp_path):
     run = random_run('transformer')
     (tmp_path / 'input').write_text('one two\n\nthree\n')

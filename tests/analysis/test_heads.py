@@ -32,6 +32,7 @@ def losses(model):
     return [-output.hypotheses[0].log_prob for output in model.forced_all(PAIRS, OPTIONS)]
 
 
+@pytest.mark.slow
 def test_gates_remove_heads_and_compile_nothing(heads):
     every = heads.ones()
     assert {kind: len(names) for kind, names in heads.kinds().items()} == {'encoder': 2, 'decoder': 2, 'cross': 2}

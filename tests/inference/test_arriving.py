@@ -72,6 +72,7 @@ def start(path, **streams):
                             **streams)
 
 
+@pytest.mark.slow
 def test_a_slow_pipe_is_answered_line_by_line_and_a_fast_one_in_batches():
     process = start('-', stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

@@ -49,7 +49,7 @@ def model(data):
     return forecaster_of(data, SETTINGS['horizon'])
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize('horizon', [2, 4, 8])
 def test_each_patch_of_a_forecast_is_read_by_the_next_prediction(data, horizon):
     model = forecaster_of(data, horizon)

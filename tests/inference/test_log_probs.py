@@ -63,8 +63,8 @@ def translating(request):
     return translator(TRANSLATORS[request.param])
 
 
-@pytest.mark.parametrize('search', [name if name == 'beam' else pytest.param(name, marks=pytest.mark.slow)
-                                    for name in SEARCHES])
+@pytest.mark.slow
+@pytest.mark.parametrize('search', SEARCHES)
 def test_of_a_translation_at_its_limit_or_not(translating, search):
     model, options = translating, SEARCHES[search]
     found = [(output, each) for output in model.translate(texts((1, 8)), options) for each in output.hypotheses]

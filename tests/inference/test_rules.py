@@ -183,8 +183,8 @@ def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(k
     assert [output.text for output in free] != [output.text for output in found]
 
 
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize('search', sorted(SEARCHES, key='beam'.__ne__))
+@pytest.mark.slow
+@pytest.mark.parametrize('search', SEARCHES)
 def test_a_continuation_avoids_words_that_its_prompt_begins(search):
     model, limit = of_kind('language model'), EXTRA
     options = dataclasses.replace(SEARCHES[search], extra_length=EXTRA, avoid=AVOID)
@@ -433,6 +433,7 @@ def test_a_prefix_with_a_space_at_its_end_leaves_room_for_the_next_word():
         model.translate(['Mann'], SearchOptions(extra_length=0), prefixes=['Mann '])
 
 
+@pytest.mark.slow
 def test_a_prefix_with_more_tokens_than_learned_positions_can_only_be_shortened():
     model = translator(Transformer(blocks(position='learned'), 1, SIZE, SIZE, max_length=6))
     with pytest.raises(UserError, match=r'at most 6 tokens, .* \(config\.model\.max_length\)\. Shorten the prefix$'):

@@ -125,7 +125,7 @@ def test_two_digit_years_mean_one_year():
         assert min(years) >= 1951 and max(years) <= 2050
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize('source, target', [('de', 'ja'), ('es', 'pt-BR'), ('en', 'en'), ('aa', 'bgc')])
 def test_other_locales(source, target):
     # Afar and Haryanvi have neither currencies nor names in CLDR.

@@ -19,7 +19,7 @@ RENAMED = jnp.arange(VOCAB).at[jnp.array([0, PAD])].set(jnp.array([PAD, 0]))
 CONFIG = BlockConfig(d_model=8, d_ff=12, num_heads=2, dropout=0.0)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize('make, tokens', [
     (lambda **pad: Transformer(CONFIG, 1, VOCAB, VOCAB, **pad), (SOURCE, TARGET)),
     (lambda **pad: RNNSearch(VOCAB, VOCAB, d_model=6, d_hidden=5, **pad), (SOURCE, TARGET)),

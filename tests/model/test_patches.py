@@ -209,6 +209,7 @@ def test_an_unknown_pooling_or_stem_is_named(option, message):
 
 # Precision
 
+@pytest.mark.slow
 def test_logits_of_a_bfloat16_model_are_float32():
     model, variables = build(IMAGES, (2, 3), tiny(dtype=jnp.bfloat16))
     outputs = model.apply(variables, IMAGES)
@@ -217,8 +218,9 @@ def test_logits_of_a_bfloat16_model_are_float32():
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype('float32')}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layer', ['embedding', 'head'])
-@pytest.mark.parametrize('precision', [pytest.param('float32', marks=pytest.mark.slow), 'bfloat16'])
+@pytest.mark.parametrize('precision', ['float32', 'bfloat16'])
 def test_matmul_precision_reaches_the_embedding_and_the_head(layer, precision):
     model, variables = build(IMAGES, (2, 3))
     kernel = variables['params'][layer]['kernel']

@@ -124,6 +124,7 @@ def test_alignments_are_distributions_over_the_words():
     close(model.apply(variables, SOURCE, TARGET), logits)
 
 
+@pytest.mark.slow
 def test_initial_variables():
     model, _ = rnnsearch()
     variables = jax.jit(model.init)(jax.random.key(0), SOURCE, TARGET)

@@ -76,6 +76,7 @@ def test_a_package_sets_no_flag_and_warns_if_it_is_missing():
     assert 'Import allyouneed first, because it sets the flag' in stderr
 
 
+@pytest.mark.slow
 @NEEDED
 def test_a_command_that_would_compute_wrong_sums_ends_with_a_message():
     command = 'from command_line import run_script; import inference; run_script(lambda: print("ran"))'

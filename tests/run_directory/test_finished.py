@@ -50,6 +50,7 @@ def test_a_finished_run_records_no_path_that_it_does_not_check(whole, tmp_path, 
     assert 'typo' not in (tmp_path / 'run' / 'changes.jsonl').read_text()
 
 
+@pytest.mark.slow
 def test_more_steps_continue_a_finished_run(whole, tmp_path, cache, said):
     shutil.copytree(whole, tmp_path / 'run')
     start(tmp_path / 'run', tiny_config(cache, train__steps=13))

@@ -115,6 +115,7 @@ def test_where_files_cannot_be_locked_the_run_says_so(copy, cache, monkeypatch, 
     assert 'cannot be locked (Operation not supported)' in said.text
 
 
+@pytest.mark.slow
 def test_safe_changes_of_the_config_are_said_and_kept(copy, cache, said):
     config = tiny_config(cache, eval__every=5, train__steps=10, checkpoint__keep_last=2)
     start(copy, config)
@@ -177,6 +178,7 @@ def test_a_start_that_was_killed_early_leaves_nothing_in_the_way(tmp_path, cache
     assert steps(workdir) == [1]
 
 
+@pytest.mark.slow
 def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
     folder = tmp_path / 'data'
     folder.mkdir()

@@ -82,6 +82,7 @@ def test_mistakes_are_told_in_a_line(arguments, message):
     assert done.stderr.splitlines()[-1] == f'error: {message}'
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(importlib.util.find_spec('libtpu')), reason='libtpu is there')
 def test_where_libtpu_is_missing_it_says_how_to_have_it():
     done = plan('--config=configs/demo.py', '--topology=v5e:4x4')

@@ -74,6 +74,7 @@ def test_a_teacher_that_is_sure_of_a_class_is_a_target():
     assert float(taught.loss) == pytest.approx(float(plain.loss), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
     batch, module, params = made(0)
     objective = distilled(supervised, SMOOTHED, 1.0, forward(Constant((1.0, 2.0, 0.0, 0.0, 3.0))), {})

@@ -54,6 +54,7 @@ def test_a_run_logs_statistics_of_its_validation_split_and_its_training_changes_
     assert grouped(f'entropy/{WEIGHTS}/0') == f'entropy/{WEIGHTS}/0'
 
 
+@pytest.mark.slow
 def test_padding_is_not_counted():
     run = random_run('transformer')
     pairs = [('abc', 'de'), ('f', 'ghijk')]
@@ -100,7 +101,7 @@ def test_documents_of_one_row_have_the_statistics_of_separate_rows():
     jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, rtol=1e-5), one, other)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize('pooling, tokens', [('mean', 6), ('class_token', 8)])
 def test_hidden_patches_of_series_are_not_counted(pooling, tokens):
     """Of the second series, only two of the four patches are visible. The third example is a padding row."""

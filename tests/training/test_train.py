@@ -81,6 +81,7 @@ def test_all_that_is_wrong_is_said_before_anything_is_made(tmp_path, cache):
         training.train(tiny_config(cache), '')
 
 
+@pytest.mark.slow
 def test_a_config_of_another_class_is_refused(tmp_path):
     # In a process of its own, for the annotations that tests check would refuse it first.
     program = f"""
