@@ -90,10 +90,14 @@ def main() -> None:
     recipe = config_flags.get_config_filename(flags.FLAGS['config'])
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
         raise UserError(f'--split={SPLIT.value} consists of {len(splits)} test sets. Use one of {", ".join(splits)}')
+    own = TASKS[config.task].metrics
     if METRIC.value and not is_metric(METRIC.value):
         near = did_you_mean(METRIC.value, METRIC_NAMES)
         raise UserError(f'--metric={METRIC.value}: there is no such metric'
-                        f'{near or ". Use for example " + ", ".join(TASKS[config.task].metrics)}')
+                        f'{near or ". Use for example " + ", ".join(own)}')
+    if METRIC.value not in own and any(METRIC.value in task.metrics for task in TASKS.values()):
+        raise UserError(f'--metric={METRIC.value}: runs of task={config.task} do not have this metric. Use for example '
+                        f'{", ".join(own)}')
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])

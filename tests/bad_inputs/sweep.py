@@ -51,6 +51,8 @@ QUICK = [
          '--metric=validation_blue: there is no such metric: did you mean validation_bleu?'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --metric=goodness',
          '--metric=goodness: there is no such metric. Use for example bleu, '),
+    Case('--config={root}/configs/digits_vit.py --workdir={new} --sweep={root}/configs/sweeps/seeds.py --metric=bleu',
+         '--metric=bleu: runs of task=classification do not have this metric. Use for example accuracy, '),
     Case('{text} --workdir={new} --config.data.splits.test=a,b --sweep={root}/configs/sweeps/seeds.py --split=test',
          '--split=test consists of 2 test sets. Use one of a, b'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --config.seed=-1', 'config.seed=-1'),
