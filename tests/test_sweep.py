@@ -371,14 +371,14 @@ def test_a_real_sweep_killed_half_way(tmp_path):
                  *(f'--config.{option}={value}' for option, value in small.items())]
     process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for(tmp_path / 'out/num_heads=1,seed=1/checkpoints/12')
+        wait_for(tmp_path / 'out/seed=1/checkpoints/12')
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(600) == 130
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=6000)
     assert done.returncode == 0, done.stderr
     assert '2 runs: 1 finished, 0 failed before, 1 remaining' in done.stderr
-    assert 'resuming from step' in (tmp_path / 'out/logs/num_heads=1,seed=1.log').read_text()
+    assert 'resuming from step' in (tmp_path / 'out/logs/seed=1.log').read_text()
     rows = list(csv.DictReader((tmp_path / 'out/report.csv').open()))
     assert [row['seeds'] for row in rows] == ['2']
     assert all(float(row['bleu']) >= 0 and int(row['parameters']) > 1000 and int(row['tokens/s']) > 0 for row in rows)
