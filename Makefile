@@ -10,9 +10,6 @@ VERSIONS := --constraint=requirements.lock
 UV = $(VENV)/bin/python -m tools.uv
 INSTALL = $(UV) pip install --quiet $(VERSIONS) --editable
 
-# Three workers share two cores, because several slow tests wait a minute until a process notices that another one is lost.
-WORKERS := --numprocesses=3
-
 # Python compiles each module once, not in each of the hundreds of processes that the tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -43,10 +40,10 @@ test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
 
 test-all: $(VENV)/installed  ## Run also the tests that take minutes, such as those of several processes
-	$(VENV)/bin/python -m pytest -m 'not browser' $(WORKERS)
+	$(VENV)/bin/python -m pytest -m 'not browser'
 
 test-slow: $(VENV)/installed  ## Run only the slow tests, except those of make test-interchange
-	$(VENV)/bin/python -m pytest -m 'slow and not interchange' $(WORKERS)
+	$(VENV)/bin/python -m pytest -m 'slow and not interchange'
 
 test-newest:  ## Run the tests with the newest versions that pyproject.toml allows
 	rm -f build/newest/installed
