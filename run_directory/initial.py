@@ -185,7 +185,7 @@ def _vocabularies(name: str, old: Mapping[str, Tokenizer],
 
 
 def _positions(name: str, rows: int, model: ConfigDict, sizes: Mapping[str, Any]) -> Sequence[tuple[int, ...]]:
-    """Returns the position of each row of the table `name`. `model` is config.model, and `sizes` are those of the run.
+    """Returns the position of each row of the table `name`, from config.model and the sizes of a run.
 
     The position of a patch is its index along each axis, such as (row, column). The first row may belong to the class
     token, whose position is ().

@@ -15,7 +15,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from benchmarks.modes import Mode, compare, compiled, modes, ragged_batch, train
+from benchmarks.modes import ROUNDING, Mode, compare, compiled, modes, ragged_batch, train
 from configs import base
 from model.blocks import BlockConfig
 from model.build import MODELS, build_model
@@ -30,7 +30,6 @@ from training.step import boxed_state
 
 QUICK = [Mode(data=2, fsdp=2, tensor=2)]
 SLOW = [mode for mode in modes(8) if mode not in QUICK]
-ROUNDING = 2e-5  # of parameters: Adam enlarges the rounding of small gradients (seen: 1.03e-5 with accumulate=2)
 
 
 @pytest.mark.fast_cases(1)
