@@ -47,7 +47,7 @@ jaxtyping.install_import_hook(PACKAGES, 'beartype.beartype')
 
 from kernels.xla import avoid_wrong_sums  # noqa: E402
 from tests.mappings import few_mappings  # noqa: E402, F401 (a fixture)
-from tests.scripts import cache, copy, data, run, whole  # noqa: E402, F401 (fixtures)
+from tests.scripts import cache, copy, data, once, run, whole  # noqa: E402, F401 (fixtures)
 
 avoid_wrong_sums()  # before JAX starts its backends
 

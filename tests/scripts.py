@@ -1,6 +1,8 @@
 """Runs scripts as users do. Fixtures for all tests: a small corpus, and a short training on this corpus."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -42,46 +44,70 @@ def train_arguments(workdir, data, cache, **changes):
 
 
 @pytest.fixture(scope='session')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
+def once(tmp_path_factory):
+    """once(name, make): a folder that all workers read. The first worker that needs it calls make(folder)."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if 'PYTEST_XDIST_WORKER' in os.environ else own
+
+    def once(name, make):
+        with open(shared / f'{name}.lock', 'w') as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (shared / name).exists():
+                begun = shared / f'{name}.part'
+                shutil.rmtree(begun, ignore_errors=True)  # of a worker in which `make` failed
+                begun.mkdir()
+                make(begun)
+                begun.rename(shared / name)
+        return shared / name
+
+    return once
 
 
 @pytest.fixture(scope='session')
-def data(tmp_path_factory):
+def cache(once):
+    return once('cache', lambda folder: None)
+
+
+@pytest.fixture(scope='session')
+def data(once):
     """Writes parallel text. The words of a target are the words of its source in reverse order.
 
     One training line is empty, and one training line is far too long. The first test lines contain the characters that
     a table escapes, and the characters that some programs read as line ends.
     """
-    folder = tmp_path_factory.mktemp('data')
-    rng = np.random.default_rng(0)
-    for split, count in (('train', 400), ('validation', 20), ('test', 20)):
-        lines = [' '.join(rng.choice(WORDS, rng.integers(1, 5))) for _ in range(count)]
-        if split == 'train':
-            lines += ['', ' '.join(WORDS * 20)]
-        if split == 'test':
-            lines[:3] = ['one\u202ftwo\u00a0three', 'C:\\two\tthree \\t', ' four  five\u2028six\x85']
-        (folder / f'{split}.en').write_text('\n'.join(lines) + '\n')
-        (folder / f'{split}.xx').write_text('\n'.join(' '.join(line.split()[::-1]) for line in lines) + '\n')
-    return folder
+    def write(folder):
+        rng = np.random.default_rng(0)
+        for split, count in (('train', 400), ('validation', 20), ('test', 20)):
+            lines = [' '.join(rng.choice(WORDS, rng.integers(1, 5))) for _ in range(count)]
+            if split == 'train':
+                lines += ['', ' '.join(WORDS * 20)]
+            if split == 'test':
+                lines[:3] = ['one\u202ftwo\u00a0three', 'C:\\two\tthree \\t', ' four  five\u2028six\x85']
+            (folder / f'{split}.en').write_text('\n'.join(lines) + '\n')
+            (folder / f'{split}.xx').write_text('\n'.join(' '.join(line.split()[::-1]) for line in lines) + '\n')
+
+    return once('data', write)
 
 
 @pytest.fixture(scope='session')
-def run(tmp_path_factory, data, cache):
+def run(once, tmp_path_factory, data, cache):
     """Trains a model, and returns the run directory and the log. Tests may only add results to the directory."""
-    workdir = tmp_path_factory.mktemp('runs') / 'whole'
-    result = script(*train_arguments(workdir, data, cache))
-    assert result.returncode == 0, result.stderr.decode()
-    return workdir, result.stderr.decode()
+    def train(folder):
+        result = script(*train_arguments(folder / 'whole', data, cache))
+        (folder / 'log').write_bytes(result.stderr)
+        assert result.returncode == 0, result.stderr.decode()
+
+    trained = once('trained', train)
+    workdir = tmp_path_factory.mktemp('runs') / 'whole'  # a copy, because the tests of each worker add results to it
+    shutil.copytree(trained / 'whole', workdir)
+    return workdir, (trained / 'log').read_text()
 
 
 @pytest.fixture(scope='session')
-def whole(tmp_path_factory, cache):
+def whole(once, cache):
     """Trains a tiny run on images without an interruption, and returns its directory. Tests may only read it."""
     from tests.tiny_run import start, tiny_config  # here, because these imports take seconds
-    workdir = tmp_path_factory.mktemp('runs') / 'whole'
-    start(workdir, tiny_config(cache))
-    return workdir
+    return once('images', lambda folder: start(folder / 'whole', tiny_config(cache))) / 'whole'
 
 
 @pytest.fixture

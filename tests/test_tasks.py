@@ -31,6 +31,7 @@ def language_run(tmp_path_factory, cache):
     return folder / 'run'
 
 
+@pytest.mark.slow
 def test_a_language_model_is_scored_in_bits_per_character(language_run):
     done = script('decode.py', f'--workdir={language_run}', '--split=test', '--extra_length=20')
     assert done.returncode == 0, done.stderr.decode()

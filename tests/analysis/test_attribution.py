@@ -51,6 +51,7 @@ def test_all_methods_attribute_to_source_and_prefix(run, by):
     assert agreement(list(map(by, METHODS))).shape == (6, 6)
 
 
+@pytest.mark.slow
 def test_gradient_times_input_is_the_change_by_a_longer_embedding(run, by):
     names = {'source_embedding': 1, 'target_embedding': 5}
     edited = run.edited([Edit('scale', name, 1.0, None, [1]) for name in names])

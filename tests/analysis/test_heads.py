@@ -52,6 +52,7 @@ def test_the_heads_of_an_ensemble_have_kinds():
     assert {kind: len(names) for kind, names in heads.kinds().items()} == {'encoder': 2, 'decoder': 2, 'cross': 2}
 
 
+@pytest.mark.slow
 def test_importance_is_the_gradient_of_the_loss_by_each_gate(heads):
     every = heads.ones()
 

@@ -57,7 +57,7 @@ def test_a_mistake_is_explained(runs, name, case):
 @pytest.mark.parametrize('name', TABLES)
 def test_a_new_process_prints_the_same_messages(bench, name):
     """A fork has the same output as a new process."""
-    for case in TABLES[name].QUICK[::len(TABLES[name].QUICK) // 3]:
+    for case in TABLES[name].QUICK[::len(TABLES[name].QUICK) // 2]:
         bench.check(SCRIPTS[name], case._replace(alone=True))
 
 

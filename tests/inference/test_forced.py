@@ -101,6 +101,7 @@ def test_an_empty_text_of_subwords_is_its_end_token_alone():
     assert empty.hypotheses[0].log_prob == pytest.approx(summed(generator, [EOS], tokens=[BOS]), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_text_is_scored_window_by_window(generating):
     """A window has 8 tokens; what follows is predicted from the 4 before."""
     lines = ['', 'a', 'abcabc', 'abcabca', 'abcabcab', *texts(9, 30)]

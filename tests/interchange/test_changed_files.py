@@ -216,17 +216,17 @@ def test_a_changed_byte_of_a_store_is_repaired(tmp_path):
 
 
 @pytest.mark.slow
-def test_3_000_changes_are_refused_or_change_nothing(originals, tmp_path):
+def test_1_500_changes_are_refused_or_change_nothing(originals, tmp_path):
     counts.clear()
     for file in FIELDS:
-        fields(originals, file, 180)
+        fields(originals, file, 90)
     for file in NAMED:
-        other_bytes(originals, file, 90)
+        other_bytes(originals, file, 45)
     for file in ('gpt2/model.safetensors', 'marian/model.safetensors', 'own/model.safetensors'):
-        other_bytes(originals, file, 100, end=0.3)  # the header
-    store_bytes(tmp_path, 500)
+        other_bytes(originals, file, 50, end=0.3)  # the header
+    store_bytes(tmp_path, 250)
     for (file, outcome), count in sorted(counts.items()):
         print(f'{count:6} {file}: {outcome}')
     for file, names in sorted(seen.items()):
         print(f'unseen {file}: {sorted(NAMED[file] - names)}')
-    assert counts.total() >= 3_000 and not any(outcome == 'different' for _, outcome in counts)
+    assert counts.total() >= 1_500 and not any(outcome == 'different' for _, outcome in counts)

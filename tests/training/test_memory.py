@@ -13,8 +13,7 @@ from run_directory import checkpoints
 from tests.tiny_run import start, tiny_config
 from training import loop
 
-MESHES = {'fsdp': {'parallel__data': 1, 'parallel__fsdp': 8}, 'data': {'parallel__data': 8},
-          'data and fsdp': {'parallel__data': 2, 'parallel__fsdp': 4},
+MESHES = {'data and fsdp': {'parallel__data': 2, 'parallel__fsdp': 4},
           'tensor': {'parallel__data': 1, 'parallel__tensor': 8},
           'pmap': {'parallel__data': 8, 'parallel__mode': 'pmap'}}
 

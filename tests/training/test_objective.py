@@ -150,8 +150,6 @@ def test_what_modules_sow_is_part_of_the_loss():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('mode, exact', [
-    (Mode(data=2, dropout=0.5), True),
-    (Mode(data=8, dropout=0.5), True),
     (Mode(data=2, fsdp=2, tensor=2, dropout=0.5), True),
     (Mode(data=4, mode='pmap'), True),
     (Mode(data=3, accumulate=2), True),

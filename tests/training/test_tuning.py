@@ -101,6 +101,7 @@ def test_merged_is_the_sum():
     assert found['one']['bias'] is other and {*found} == {'one'}
 
 
+@pytest.mark.slow
 def test_adapters_begin_as_nothing_and_are_all_that_is_trained():
     steps = compiled(LORA)
     state = steps.init(seed=0)

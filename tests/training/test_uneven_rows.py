@@ -21,10 +21,9 @@ from model.blocks import BlockConfig
 from model.transformer import Transformer
 from tests.tiny_run import outcome, start, tiny_config
 
-# 16 rows: 3 devices need 18, 5 and 3 parts 30, 7 with 2 parts 28.
-UNEVEN = [Mode(data=5, accumulate=3, dropout=0.2), Mode(data=3, dropout=0.2), Mode(data=3, fsdp=2),
-          Mode(data=3, mode='pmap'), Mode(data=7, accumulate=2, dropout=0.2), Mode(fsdp=6, dropout=0.2),
-          Mode(accumulate=3), Mode(data=2, accumulate=7), Mode(data=5, accumulate=2, mode='pmap'),
+# 16 rows: 3 devices need 18, and 5 devices with 3 parts need 30.
+UNEVEN = [Mode(data=5, accumulate=3, dropout=0.2), Mode(data=3, fsdp=2), Mode(data=3, mode='pmap'),
+          Mode(fsdp=6, dropout=0.2), Mode(accumulate=3), Mode(data=5, accumulate=2, mode='pmap'),
           Mode(data=3, tensor=2, dropout=0.2)]
 
 
@@ -36,7 +35,7 @@ def test_devices_that_do_not_divide_the_rows_train_as_one_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('devices', [12, 16, 24])
+@pytest.mark.parametrize('devices', [12, 24])
 def test_more_devices_than_rows_of_a_batch(devices):
     script = ('from benchmarks.modes import Mode, compare\n'
               f'modes = [Mode(data={devices}, dropout=0.2), Mode(fsdp={devices}, accumulate=2)]\n'
