@@ -34,6 +34,9 @@ from runtime.files import naming
 # needs no backend. Every script imports this file before matplotlib, so the variable is removed here.
 os.environ.pop('MPLBACKEND', None)
 
+if sys.stderr is None:  # stderr is closed. Otherwise print(..., file=sys.stderr) would print on stdout.
+    sys.stderr = open(os.devnull, 'w', encoding='utf-8')  # noqa: SIM115 (it stays open until the process ends)
+
 TOO_LATE = avoid_wrong_sums()  # scripts import this file before they use JAX
 
 _arguments: list[str] | None = None  # the script's name and the arguments that are not flags; None before parsing
@@ -83,13 +86,41 @@ def slow_imports() -> Iterator[None]:
     the body, because some modules in C++ abort the process if a signal handler raises an exception during their import.
     """
     gc.disable()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        yield
+        with _signals_delayed():
+            yield
     finally:
         gc.freeze()  # later collections skip the objects of the imports
         gc.enable()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _signals_delayed() -> Iterator[None]:
+    """Runs the body. Calls the handlers of SIGINT and SIGTERM after the body if these signals arrive during the body.
+
+    Blocking the signals in the main thread would not delay them: another thread would receive a signal, and then Python
+    would call the handler in the main thread. Outside the main thread, where Python calls no handlers, only runs the
+    body.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # getsignal returns None for a handler that Python has not installed, and cannot restore. Such a handler stays.
+    handlers = {number: handler for number in (signal.SIGINT, signal.SIGTERM)
+                if (handler := signal.getsignal(number)) is not None}
+    received = []
+    for number in handlers:
+        signal.signal(number, lambda *arguments: received.append(arguments))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in received:
+            if callable(handler := handlers[number]):
+                handler(number, frame)  # not raise_signal, which StopSignals would count as a second signal
+            else:
+                signal.raise_signal(number)
 
 
 def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False,

@@ -31,8 +31,8 @@ from configs.allowed import Between
 from configs.checks import config_from
 from configs.options import flatten
 from configs.sweeps import Overrides
-from configs.tasks import TASKS
-from run_directory.records import CONFIG, read_config
+from configs.tasks import METRICS, TASKS
+from run_directory.records import CONFIG, EVALUATED, read_config
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded, write_text
 from runtime.locks import lock_directory
@@ -90,14 +90,15 @@ def main() -> None:
     recipe = config_flags.get_config_filename(flags.FLAGS['config'])
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
         raise UserError(f'--split={SPLIT.value} consists of {len(splits)} test sets. Use one of {", ".join(splits)}')
-    own = TASKS[config.task].metrics
-    if METRIC.value and not is_metric(METRIC.value):
-        near = did_you_mean(METRIC.value, METRIC_NAMES)
-        raise UserError(f'--metric={METRIC.value}: there is no such metric'
-                        f'{near or ". Use for example " + ", ".join(own)}')
-    if METRIC.value not in own and any(METRIC.value in task.metrics for task in TASKS.values()):
-        raise UserError(f'--metric={METRIC.value}: runs of task={config.task} do not have this metric. Use for example '
-                        f'{", ".join(own)}')
+    metric, task = METRIC.value or '', TASKS[config.task]
+    if metric and not is_metric(metric):
+        near = did_you_mean(metric, METRIC_NAMES)
+        raise UserError(f'--metric={metric}: there is no such metric'
+                        f'{near or ". Use for example " + ", ".join(task.metrics)}')
+    name = metric.removeprefix('train_').removeprefix(EVALUATED)
+    if name in METRICS and name not in (*task.metrics, *task.scores):
+        raise UserError(f'--metric={metric}: runs of task={config.task} do not have this metric. Use for example '
+                        f'{", ".join(task.metrics)}')
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
@@ -129,7 +130,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     from runtime.executors import FULL, INTERRUPTED, STOPPED
 
     runs = load_runs(directory)
-    finished = {run.name for run in runs if run.trained and SPLIT.value in run.results}
+    finished = {run.name for run in runs if run.finished_on(SPLIT.value)}
     failed = {job.name for job in jobs if job.failure.exists()} - finished if not RETRY_FAILED.value else set()
     remaining = [job for job in jobs if job.name not in finished | failed]
     log.info('%d runs: %d finished, %d failed before, %d remaining, at most %d at a time',
@@ -230,35 +231,58 @@ def different_precisions(runs: Sequence[RunRecord]) -> str:
             '--config.train.matmul_precision=default')
 
 
-def report(directory: Path) -> bool:
-    """Prints the table of results, and writes the table and the plots into the directory of the sweep.
-
-    If no run has --metric, logs an error, and the plots show the default metric. Returns False in this case.
+def split_of_report(runs: Sequence[RunRecord]) -> str:
+    """Returns the split of the report: --split or, with --report and without --split, the only split with results.
 
     Raises:
-      UserError: if no run has scores of --split.
+      UserError: if no run has scores of --split, or if --split is missing and only several other splits have results.
     """
-    runs = load_runs(directory)
     splits = {'train', 'validation', 'test'}.union(*(run.results for run in runs))
     if SPLIT.value not in splits:
         raise UserError(f'--split={SPLIT.value}: no run has scores of this split{did_you_mean(SPLIT.value, splits)}')
-    measured = {name for run in runs for names in (run.curves, *run.results.values()) for name in names}
-    has_metric = not (METRIC.value and measured) or bool({METRIC.value, f'validation_{METRIC.value}'} & measured)
-    metric = METRIC.value if has_metric else None
+    # Results of an edited model and of an ensemble are not scores of the runs.
+    scored = sorted({split for run in runs for split, scores in run.results.items()
+                     if not {'edits', 'ensemble'} & scores.keys()})
+    if not REPORT.value or SPLIT.present or SPLIT.value in scored or not scored:
+        return SPLIT.value
+    if len(scored) > 1:
+        raise UserError(f'--split is missing: the runs have results on {" and ".join(scored)}, and not on '
+                        f'{SPLIT.value}. Add for example --split={scored[0]}')
+    log.info('the runs have results on %s, and not on %s. The report shows the results on %s', scored[0], SPLIT.value,
+             scored[0])
+    return scored[0]
+
+
+def report(directory: Path) -> bool:
+    """Prints the table of results, and writes the table and the plots into the directory of the sweep.
+
+    If the learning curves or the results do not have --metric, their plot shows the default metric. If neither has
+    --metric, logs an error and returns False.
+
+    Raises:
+      UserError: before anything is written, as in `split_of_report`.
+    """
+    runs = load_runs(directory)
+    split, metric = split_of_report(runs), (METRIC.value or '').removeprefix(EVALUATED)
+    measured = {'curves.png': {name.removeprefix(EVALUATED) for run in runs for name in run.curves},
+                'varied.png': {name for run in runs for name, value in run.results.get(split, {}).items()
+                               if isinstance(value, int | float)}}
+    shown = {picture: '' if names and metric not in names else metric for picture, names in measured.items()}
+    has_metric = not (metric and any(measured.values())) or any(metric in names for names in measured.values())
     from analysis.pictures import save_figure  # the import of matplotlib is slow, and --help does not need it
     from analysis.plots import plot_curves, plot_varied
 
-    table, precisions = results_table(runs, split=SPLIT.value), different_precisions(runs)
+    table, precisions = results_table(runs, split=split), different_precisions(runs)
     print(table.markdown(), end='')
     if precisions:
         log.warning('%s', precisions)
     note = f'{precisions}.\n\n' if precisions else ''
     write_text(directory / 'report.csv', table.csv())
-    save_figure(plot_curves(runs, metric), directory / 'curves.png')
-    save_figure(plot_varied(runs, metric, SPLIT.value), directory / 'varied.png')
+    save_figure(plot_curves(runs, shown['curves.png']), directory / 'curves.png')
+    save_figure(plot_varied(runs, shown['varied.png'], split), directory / 'varied.png')
     write_text(
         directory / 'report.md',
-        f'# {directory.resolve().name}\n\nThe table shows the scores of decode.py on the whole {SPLIT.value} split, '
+        f'# {directory.resolve().name}\n\nThe table shows the scores of decode.py on the whole {split} split, '
         'with the best checkpoint of each run. The best values are bold. ± is the standard deviation over seeds. The '
         'learning curves are from evaluations during training. These evaluations may use another search and fewer '
         'sentences, so the order of the runs may differ. The title of each picture describes the measurement.\n\n'
@@ -267,7 +291,11 @@ def report(directory: Path) -> bool:
     log.info('wrote %s, report.csv, curves.png and varied.png', directory / 'report.md')
     if not has_metric:
         log.error('--metric=%s: no run has this metric%s The plots show the default metric. For plots of another '
-                  'metric, use --report --metric=NAME', METRIC.value, did_you_mean(str(METRIC.value), measured) or '.')
+                  'metric, use --report --metric=NAME', METRIC.value,
+                  did_you_mean(metric, set().union(*measured.values())) or '.')
+    elif metric and '' in shown.values():
+        log.info('--metric=%s: there are no values of this metric for %s, which shows the default metric',
+                 METRIC.value, next(picture for picture, name in shown.items() if not name))
     return has_metric
 
 

@@ -154,7 +154,8 @@ def _links(model: Translator, output: Output, weights: Float[np.ndarray, 'layer 
     first = SHIFTS.index(head.shift)
     best = matrix[first:first + len(target), :len(source)].argmax(axis=-1)
     (source_words, source_count), (target_words, target_count) = (
-        words_of_tokens(model.tokenizers[side], tokens) for side, tokens in zip(SIDES, (source, target), strict=True))
+        words_of_tokens(model.tokenizers[side], tokens, text)
+        for side, tokens, text in zip(SIDES, (source, target), (output.source, output.text), strict=True))
     pairs = {(int(source_words[token]), int(word)) for token, word in zip(best, target_words, strict=True)}
     # White space at the end of a text belongs to no word.
     return sorted(pair for pair in pairs if pair[0] < source_count and pair[1] < target_count)

@@ -14,7 +14,7 @@ import io
 import logging
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +85,19 @@ class RunRecord:
         patience_ended = judge_all(values, metric=metric, patience=self.config['eval.patience']).stopped
         return self.step >= self.config['train.steps'] or patience_ended
 
+    def finished_on(self, split: str) -> bool:
+        """Returns whether training is finished, and the results on `split` are of the best or of the last checkpoint.
+
+        Results of another checkpoint do not count, because decode.py may have written them in the middle of the
+        training. Results without the entry checkpoint_steps count.
+        """
+        if not self.trained or split not in self.results:
+            return False
+        metric, steps = self.config['eval.metric'], self.results[split].get('checkpoint_steps', [])
+        best = min(((-goodness(metric, value), step) for step, value in self.curves.get(EVALUATED + metric, [])),
+                   default=(0, self.step))[1]
+        return not steps or best in steps or self.step in steps
+
     @property
     def state(self) -> str:
         """The result of `state_on` for the validation split."""
@@ -93,10 +106,10 @@ class RunRecord:
     def state_on(self, split: str) -> str:
         """Returns the state of the run as text: 'finished', 'failed: ...', 'at step 30 of 60' or 'not started'.
 
-        A failed run that was finished by hand, with results on `split`, is 'finished'. A folder with a model but
-        without metrics is 'not trained here': an imported or an exported model.
+        A failed run that was finished by hand (`finished_on`) is 'finished'. A folder with a model but without metrics
+        is 'not trained here': an imported or an exported model.
         """
-        if self.failure and not (self.trained and split in self.results):
+        if self.failure and not self.finished_on(split):
             return f'failed: {self.failure}'
         if self.trained:
             return 'finished'
@@ -197,6 +210,11 @@ def is_metric(name: str) -> bool:
     check.
     """
     return name in METRIC_NAMES or '/' in name
+
+
+def scored_metric(measured: Collection[str], *wanted: str) -> str:
+    """Returns the first metric of `wanted`, and then of METRICS, that is in `measured`, or '' if there is none."""
+    return next((name for name in (*wanted, *METRICS) if name in METRICS and name in measured), '')
 
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.compare import RunRecord, Spread, by_setting, label, spread
+from analysis.compare import RunRecord, Spread, by_setting, label, scored_metric, spread
 from configs.options import is_used
 from configs.sweeps import run_names, short_names
 from configs.tasks import METRICS
@@ -84,13 +84,14 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
 
     Args:
       runs: the result of `load_runs`.
-      metric: a metric of the results; the default is config.eval.metric of the first run, if this metric was measured.
+      metric: a metric of the results; the default is config.eval.metric of the first run or, if the results do not
+        have this metric, their first metric in the order of METRICS.
       split: the split of the results.
     """
     settings = [setting for setting in by_setting(runs) if any(split in run.results for run in setting)]
     measured = {name for setting in settings for run in setting for name in run.results.get(split, {})}
     usual = runs[0].config['eval.metric']
-    shown: str = metric or next((name for name in (usual, *METRICS) if name in measured), usual)
+    shown: str = metric or scored_metric(measured, usual) or usual
     points = []
     for setting in settings:
         values = [run.results[split][shown] for run in setting if shown in run.results.get(split, {})]

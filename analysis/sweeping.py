@@ -16,13 +16,13 @@ from typing import Any
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from analysis.compare import LOGS, SWEEP, RunRecord, read_curves, read_results, recorded_sweep
+from analysis.compare import LOGS, SWEEP, RunRecord, read_curves, read_results, recorded_sweep, scored_metric
 from configs.checks import check_config, warmup_problems, written
 from configs.options import flatten, plain
 from configs.sweeps import Overrides, run_names
-from configs.tasks import METRICS, goodness
+from configs.tasks import goodness
 from configs.versions import VERSION
-from run_directory.records import METRICS_FILE
+from run_directory.records import EVALUATED, METRICS_FILE
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 from runtime.files import check_folder, expanded, write_text
 
@@ -135,10 +135,11 @@ class Progress:
           runs: all runs of the sweep.
           ended: the names of the runs that have ended. `end` adds names to this set.
           split: the split on which runs are scored.
-          metric: the metric of the best run; None: config.eval.metric of the recipe.
+          metric: the metric of the best run, with or without the prefix EVALUATED; None: config.eval.metric of the
+            recipe. If the results of a run do not have the metric, `scores` uses the metric that `plot_varied` shows.
         """
         self._runs, self._ended, self._split = {run.name: run for run in runs}, ended, split
-        self._metric = metric or runs[0].config['eval.metric']
+        self._wanted = (metric or '').removeprefix(EVALUATED), runs[0].config['eval.metric']
         self._began = time.time() - 1  # 1 s earlier, because file systems round times
         self._first: dict[str, tuple[int, float]] = {}  # {run: (a step, time at which the step was logged)}
 
@@ -149,13 +150,14 @@ class Progress:
     def scores(self, name: str) -> str:
         """Returns a run's score and the best score so far: 'bleu 38.8, best so far: 39.1 (num_heads=8)'."""
         results = {run: read_results(self._runs[run].workdir, skip_damaged=True) for run in self._ended}
-        measured = {run: splits[self._split][self._metric] for run, splits in results.items()
-                    if self._metric in splits.get(self._split, {})}
-        if name not in measured or self._metric not in METRICS:
+        scores = {run: splits[self._split] for run, splits in results.items() if self._split in splits}
+        metric = scored_metric(scores.get(name, {}), *self._wanted)
+        if not metric:
             return ''
-        best = max(measured, key=lambda run: goodness(self._metric, measured[run]))
+        measured = {run: values[metric] for run, values in scores.items() if metric in values}
+        best = max(measured, key=lambda run: goodness(metric, measured[run]))
         comparison = 'the best so far' if best == name else f'best so far: {measured[best]:.4g} ({best})'
-        return f'{self._metric} {measured[name]:.4g}, {comparison}'
+        return f'{metric} {measured[name]:.4g}, {comparison}'
 
     def __str__(self) -> str:
         """Describes the active runs: '1 of 4 runs ended; num_heads=8: step 300 of 1,200, 02:05 left'."""

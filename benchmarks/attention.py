@@ -8,6 +8,7 @@ inputs and outputs. Programs that need more than --most_gb are compiled but not 
 from absl import flags
 
 from command_line import run_script
+from runtime.errors import UserError
 
 LENGTHS = flags.DEFINE_list('lengths', ['1024', '4096', '16384'], 'Numbers of positions.')
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of queries, keys and values.')
@@ -17,6 +18,14 @@ HEADS, WIDTH = 4, 32
 
 
 def main() -> None:
+    try:
+        lengths = [int(length) for length in LENGTHS.value]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 1:
+        raise UserError(f'--lengths={",".join(LENGTHS.value)}: must be whole numbers of at least 1, separated by '
+                        'commas. Use for example --lengths=1024,4096')
+
     import jax  # these imports take seconds, and --help does not need them
     import jax.numpy as jnp
 
@@ -29,7 +38,7 @@ def main() -> None:
         'plain': lambda query, key, value, relation: attention(query, key, value, relation)[0],
         'chunked': chunked_attention,
         'fused': lambda query, key, value, relation: fused_attention(query, key, value, relation.whole_mask())}
-    for length in map(int, LENGTHS.value):
+    for length in lengths:
         inputs = [jax.random.normal(jax.random.key(seed), (1, length, HEADS, WIDTH), DTYPE.value) for seed in range(3)]
         relation = Relation.within(jnp.arange(length)[None], causal=True)
         for name, kernel in kernels.items():

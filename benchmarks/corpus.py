@@ -7,8 +7,8 @@ process's own memory at the end of the phase. 'mapped_mb' is the part of memory-
 end of the phase. The system can free this part. 'workers_peak_mb' is the largest peak of a worker.
 
 Before the store is built, its stages (reading, tokenising, writing) are measured separately, in one process, with the
-first --stages pairs. The last line compares the speed of the batches with the tokens that 256 chips need
-(--chip_tokens per chip).
+first --stages pairs. The last line compares the speed of the batches, in target tokens per second, with the speed that
+256 chips need (--chip_tokens per chip).
 """
 
 import filecmp
@@ -70,19 +70,22 @@ def measure(folder: Path) -> None:
     phase('first batch', lambda: plan.batch(0))
 
     def take(part=ALL):
-        return sum(int(batch['weights'].sum()) for batch in prefetch(plan, 0, BATCHES.value, part))
+        began = time.perf_counter()
+        tokens = sum(int(batch['weights'].sum()) for batch in prefetch(plan, 0, BATCHES.value, part))
+        return tokens, tokens / (time.perf_counter() - began)
 
-    rate = phase('batches', take, lambda tokens: tokens)
+    _, whole = phase('batches', take, lambda taken: taken[0])
     hosts = 64  # each host has four chips
-    shared = phase(f'batches, one of {hosts} hosts', functools.partial(take, Part(0, 4, 4 * hosts, 4 * hosts)))
+    _, shared = phase(f'batches, one of {hosts} hosts', functools.partial(take, Part(0, 4, 4 * hosts, 4 * hosts)),
+                      lambda taken: taken[0])
     phase('next epoch', lambda: plan.batch(len(plan)))
     print(json.dumps({
         'pairs': len(store), 'stages_pairs': sample,
         **{f'{side}_tokens': store.stats[f'{side}_tokens'] for side in ('source', 'target')},
         'batches_of_an_epoch': len(plan), 'batches_taken': BATCHES.value, 'rows_of_batches': plan.rows.tolist(),
-        'target_tokens_of_batches': rate, 'target_tokens_of_a_host': shared,
-        'needed_tokens_per_second_of_256_chips': 256 * CHIP_TOKENS.value,
-        'needed_of_each_host': 256 * CHIP_TOKENS.value / hosts,
+        'tokens_per_second': round(whole), 'tokens_per_second_of_a_host': round(shared),
+        'needed_tokens_per_second': 256 * CHIP_TOKENS.value,
+        'needed_tokens_per_second_of_a_host': 256 * CHIP_TOKENS.value / hosts,
         'text_mb': megabytes(sum(path.stat().st_size for path in folder.glob('train.*')))}))
 
 

@@ -74,19 +74,21 @@ def real_sentences() -> None:
     if DTYPE.present:
         raise UserError(f'--dtype does not apply to --workload={WORKLOAD.value}. Remove --dtype')
     check_peers(PEERS.value or [], dict.fromkeys(TYPES, 'ctranslate2'), DTYPE.value)
-    from benchmarks.sentences import with_bleu  # these imports take seconds, and --help needs none
+    from benchmarks.ours import check_run  # these imports take seconds, and --help needs none
+    from benchmarks.sentences import with_bleu
     from inference.run import load
     from interchange.to_ctranslate2 import write_ctranslate2
     from kernels.rates import processor, product_rate
     from run_directory.trained import read_model
     from runtime.files import expanded
 
-    rates = {dtype: {'x'.join(map(str, sizes)): round(product_rate([sizes], dtype)) for sizes in PRODUCTS}
-             for dtype in ('float32', 'bfloat16')}
-    print(json.dumps({'benchmark': 'decode', **processor(), 'cores': CORES, 'gflops': rates}), flush=True)
     workdir = expanded(WORKDIR.value or f'runs/{WORKLOAD.value}')
     run: Any = load(workdir, CHECKPOINT.value)
     peers = supported_types() if PEERS.value is None else PEERS.value
+    check_run(workdir, run.config, peers)
+    rates = {dtype: {'x'.join(map(str, sizes)): round(product_rate([sizes], dtype)) for sizes in PRODUCTS}
+             for dtype in ('float32', 'bfloat16')}
+    print(json.dumps({'benchmark': 'decode', **processor(), 'cores': CORES, 'gflops': rates}), flush=True)
     sources, references = map(list, zip(*run.data().pairs('test'), strict=True))
     for search in {'method': 'greedy', 'beam': 1, 'alpha': 0.0}, {
             'method': 'beam', 'beam': run.options.beam, 'alpha': run.options.alpha}:

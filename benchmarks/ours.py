@@ -2,7 +2,8 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax
@@ -11,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
 from typing_extensions import override
 
 from benchmarks.measure import peak_memory
 from benchmarks.turns import Ready
 from benchmarks.workloads import EOS, Search, Workload
 from configs import base
+from configs.tasks import TASKS
 from inference.options import SearchOptions
 from inference.translate import Translator
 from input_pipeline.batches import Batch
@@ -141,6 +144,21 @@ def ready_decode(workload: Workload, dtype: str, search: Search, model: str, bes
     assert lengths == {search.target - 1}, lengths
     facts = {'compile_s': round(compile_time.seconds - compiled_before, 2), **where(beside_peers)}
     return Ready(translations, facts, answer, peak_memory)
+
+
+def check_run(workdir: Path, config: ConfigDict, peers: Sequence[str]) -> None:
+    """Checks that the run `workdir` translates, and that it has subwords if there are peers.
+
+    Raises:
+      UserError: if a system cannot translate the run's test set.
+    """
+    if TASKS[config.task].answerer != 'translator':
+        raise UserError(f'--workdir={workdir}: task={config.task}, but this benchmark measures translations. Use a run '
+                        'with task=translation')
+    if peers and config.data.tokenizer.kind in ('char', 'byte'):
+        raise UserError(f'--peers={",".join(peers)}: the peers support only subwords, but {workdir} has '
+                        f'config.data.tokenizer.kind={config.data.tokenizer.kind}. Use --peers= to measure only this '
+                        'project')
 
 
 def where(beside_peers: bool) -> dict[str, str]:

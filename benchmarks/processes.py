@@ -4,7 +4,7 @@
 
 Trains a tiny vision Transformer with train.py on CPU devices, and prints a Markdown table with 12 rows, 8 columns and
 96 cells. A row is a mode of the mesh, a number of processes and a number of devices per process. A column is a fault. A
-cell is `ok`, `refused` or `FAILED`. `refused` means that train.py exited with status 2 before the first step. The
+cell is `ok`, `refused` or `FAILED`. `refused` means that train.py exited with status 2 before it logged a step. The
 message of train.py, or the reason of a failure, is below the table.
 
 The columns:
@@ -123,7 +123,7 @@ class Cell:
           **fault: a fault of benchmarks/faulty_train.py.
 
         Raises:
-          Refused: if this is the first start of the cell and train.py exits with status 2.
+          Refused: if this is the first start of the cell and train.py exits with status 2 before it logs a step.
           Failed: if an exit status differs from `expected`, if no log or metrics file grows for too long, or if two
             processes save different bits of the same part of the state.
         """
@@ -180,7 +180,8 @@ class Cell:
             return
         wrong = next(number for number, status in enumerate(statuses) if status != expected[number])
         last = ([line for line in logs[wrong].read_text(errors='replace').splitlines() if line.strip()] or [''])[-1]
-        if self._starts == 1 and statuses[0] == 2 and set(statuses) <= {2, STOPPED}:
+        logged = any(path.stat().st_size for path in self.folder.glob('*/metrics.jsonl'))
+        if self._starts == 1 and not logged and statuses[0] == 2 and set(statuses) <= {2, STOPPED}:
             raise Refused(last)
         raise Failed(f'start {self._starts}, after {seconds:.0f} s: the exit statuses are {statuses}, not {expected}. '
                      f'Process {wrong}: {last[:300]}')
@@ -336,7 +337,11 @@ def main() -> None:
     folder = Path(FOLDER.value).absolute()
     results, reference = folder / 'cells.json', folder / 'reference'
     cells = json.loads(results.read_text()) if results.exists() else {}
-    selected = [(row, column) for row in ROWS for column in COLUMNS if re.search(CELLS.value, f'{row} {column}')]
+    try:
+        selected = [(row, column) for row in ROWS for column in COLUMNS if re.search(CELLS.value, f'{row} {column}')]
+    except re.error as error:
+        raise UserError(f'--cells={CELLS.value} is not a regular expression: {error}. Use for example '
+                        f'--cells="{ROWS[0]}"') from None
     if not selected:
         raise UserError(f'--cells={CELLS.value} selects no cell. Cells have names such as "{ROWS[0]} train"')
     if not reference.exists():

@@ -23,18 +23,21 @@ class Cost:
 
     Attributes:
       count: the number of executions.
-      seconds: wall-clock seconds. Operations that run at the same time share the time equally.
+      seconds: wall-clock seconds. Threads that run operations at the same time share the time equally.
+      running_seconds: wall-clock seconds during which an operation runs, beside others or not.
       thread_seconds: seconds, summed over threads.
       flops: the number of floating-point operations in matrix products.
     """
     count: float = 0
     seconds: float = 0
+    running_seconds: float = 0
     thread_seconds: float = 0
     flops: float = 0
 
     def add(self, other: 'Cost') -> None:
         self.count += other.count
         self.seconds += other.seconds
+        self.running_seconds += other.running_seconds
         self.thread_seconds += other.thread_seconds
         self.flops += other.flops
 
@@ -66,9 +69,12 @@ def costs_of(planes: Iterable[Any]) -> dict[Name, Cost]:
     for at, _, thread, mark, name in sorted(marks(planes), key=lambda item: item[:2]):
         busy = [stack[-1] for stack in stacks.values() if stack and stack[-1]]
         if last is not None:
+            elapsed = (at - last) / 1e9
             for operation in busy or [IDLE]:
-                costs[operation].seconds += (at - last) / 1e9 / len(busy or [IDLE])
-                costs[operation].thread_seconds += (at - last) / 1e9 * bool(busy)
+                costs[operation].seconds += elapsed / len(busy or [IDLE])
+                costs[operation].thread_seconds += elapsed * bool(busy)
+            for operation in {*busy} or {IDLE}:
+                costs[operation].running_seconds += elapsed
         last, stack = at, stacks[thread]
         if mark == 'begin':
             stack.append(name)
@@ -123,7 +129,8 @@ def print_table(costs: Mapping[Name, Cost], ops: Mapping[Name, Op], by: Callable
     print(f'{"times":>8} {"ms":>9} {"share":>6} {"threads":>7} {"GFLOP/s":>7}  what')
     ranked = sorted(groups.items(), key=lambda group: -group[1].seconds)
     for names, cost in [*ranked[:top], (('total',), total)]:
-        speed = f'{cost.flops / cost.seconds / 1e9:7.0f}' if cost.flops else ' ' * 7
-        threads = cost.thread_seconds / max(cost.seconds, 1e-12)
+        running = max(cost.running_seconds, 1e-12)
+        speed = f'{cost.flops / running / 1e9:7.0f}' if cost.flops else ' ' * 7
+        threads = cost.thread_seconds / running
         print(f'{cost.count:8.1f} {1e3 * cost.seconds:9.3f} {cost.seconds / total.seconds:6.1%} {threads:7.2f} {speed}'
               f'  {" | ".join(names)}')

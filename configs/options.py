@@ -35,8 +35,8 @@ class Option:
       allowed: the allowed values.
       only: {other option: the values for which this option is used}. It is empty if this option is always used.
       resume: None if a run cannot resume with a new value of this option. Otherwise, a text that describes the effect
-        of a new value, or '' if there is nothing to describe. A text also means that the new value changes neither the
-        parameters at any step nor the rule that chooses the best checkpoint.
+        of a new value, or '' if there is nothing to describe. A text also means that the new value does not change the
+        parameters at any step. If a new value changes the scores that choose the best checkpoint, the text says so.
     """
     name: str
     default: Value
@@ -87,6 +87,7 @@ KIND_NAMES = {bool: 'True or False', int: 'a whole number', float: 'a number', s
 OTHER_SUMS = ('the batches are the same, but sums are computed in another order, so results agree up to rounding; with '
               'pmap and dropout, results differ more, because each device draws its own dropout masks')
 SAME_DATA = 'the data is the same'
+OTHER_SEARCH = 'if eval.method uses this option, the scores of evaluations are not comparable with earlier scores'
 
 OPTIONS = (
     Option('seed', 0, 'seed of the parameters, the dropout and the order of the batches', SEED),
@@ -200,8 +201,8 @@ OPTIONS = (
            'because people type plain spaces', FRACTION, PAIRS | {'data.source': ('builtin',)}),
     Option('data.source_lang', 'en', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
     Option('data.target_lang', 'fr', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
-    Option('data.max_length', 128, 'maximum length of a sentence in tokens; longer pairs are not used for training; '
-           'longer inputs are truncated', Between(1, 1_000_000), PAIRS),
+    Option('data.max_length', 128, 'maximum length of a sentence in tokens, including the end token; longer pairs are '
+           'not used for training; longer inputs are truncated', Between(1, 1_000_000), PAIRS),
     Option('data.file', '', 'one file for all splits: a text (instead of data.dir), or a table of series to forecast',
            FILE, {'task.data': ('documents', 'series'), 'data.source': ('files',)}, resume=SAME_DATA),
     Option('data.documents', 'file', "the text of a document: a 'file', a 'line', or all lines up to a 'blank_line'",
@@ -345,20 +346,20 @@ OPTIONS = (
 
     # Defaults of decode.py and of the evaluation.
     Option('decode.method', 'beam', 'search method', METHODS, SEARCH, resume=''),
-    Option('decode.beam', 4, 'number of hypotheses per sentence', Between(1, 1000), SEARCH, resume=''),
+    Option('decode.beam', 4, 'number of hypotheses per sentence', Between(1, 1000), SEARCH, resume=OTHER_SEARCH),
     Option('decode.alpha', 0.6, 'exponent of the length penalty ((5 + |Y|) / 6)^alpha', Between(-10, 10), SEARCH,
-           resume=''),
+           resume=OTHER_SEARCH),
     Option('decode.patience', 0.0, 'beam: stop at round(beam x patience) ended hypotheses; 0: stop when no unfinished '
-           'hypothesis can win', Between(0, 1000), SEARCH, resume=''),
+           'hypothesis can win', Between(0, 1000), SEARCH, resume=OTHER_SEARCH),
     Option('decode.extra_length', 50, 'translation: maximum number of tokens beyond the length of the source; '
-           'language_model: number of tokens to generate', Between(0, 100_000), SEARCH, resume=''),
+           'language_model: number of tokens to generate', Between(0, 100_000), SEARCH, resume=OTHER_SEARCH),
     Option('decode.batch_size', 128, 'number of sentences or examples in a batch', Between(1, 100_000), resume=''),
     Option('decode.temperature', 1.0, 'sample: below 1 sharpens the distribution, above 1 flattens it',
-           Between(0.01, 100), SEARCH, resume=''),
+           Between(0.01, 100), SEARCH, resume=OTHER_SEARCH),
     Option('decode.top_k', 0, 'sample: draw from the k most probable tokens; 0: all', Between(0, 1_000_000), SEARCH,
-           resume=''),
+           resume=OTHER_SEARCH),
     Option('decode.top_p', 1.0, 'sample: draw from the fewest tokens whose total probability is at least this number',
-           Between(1e-6, 1), SEARCH, resume=''),
+           Between(1e-6, 1), SEARCH, resume=OTHER_SEARCH),
 )
 # The numeric options of a search: the options of config.decode, and two more flags of decode.py.
 SEARCH_NUMBERS: Mapping[str, Between] = {

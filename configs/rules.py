@@ -58,6 +58,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
     model, data, batch, train, values = config.model, config.data, config.batch, config.train, flatten(config)
     d_k, d_v = (width or model.d_model // model.num_heads for width in (model.d_k, model.d_v))
     fused, test_sets = model.attention_kernel == 'fused', data.splits.test.split(',')
+    file = data.file if is_used('data.file', values) else ''
     mesh = {f'parallel.{axis}': config.parallel[axis] for axis in AXES}
 
     def needs(option: str, other: str) -> Rule:
@@ -86,10 +87,10 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
 
         Rule('data.tokenizer.vocab_size', data.tokenizer.kind in SUBWORDS, data.tokenizer.vocab_size > 260,
              'must be above 260, the number of special tokens and bytes'),
-        Rule('data.dir', data.source not in ELSEWHERE and task.data != 'series', bool(data.dir or data.file),
+        Rule('data.dir', data.source not in ELSEWHERE and task.data != 'series', bool(data.dir or file),
              'must name the folder of the files'),
         Rule('data.source', task.data == 'series', data.source != 'tfds', 'must be builtin or files for forecasting'),
-        Rule('data.file', task.data == 'series' and data.source == 'files', bool(data.file),
+        Rule('data.file', task.data == 'series' and data.source == 'files', bool(file),
              'must name a table of series, such as co2.csv'),
         Rule('data.season', task.data == 'series', data.season <= data.context,
              f'must be at most data.context={data.context}, because the seasonal-naive forecast repeats the last '
@@ -97,9 +98,9 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('model.patches.patch', task.data == 'series',
              data.context % model.patches.patch == data.horizon % model.patches.patch == 0,
              f'must divide data.context={data.context} and data.horizon={data.horizon}'),
-        Rule('data.validation_share', bool(data.file), data.validation_share > 0,
-             f'must be above 0, because the validation split is a part of data.file={data.file}'),
-        Rule('data.file', bool(data.file), not data.dir,
+        Rule('data.validation_share', bool(file), data.validation_share > 0,
+             f'must be above 0, because the validation split is a part of data.file={file}'),
+        Rule('data.file', bool(file), not data.dir,
              f'must not be combined with data.dir={data.dir}. Clear one option: --config.data.file= or '
              '--config.data.dir='),
         Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),

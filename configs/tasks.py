@@ -34,6 +34,7 @@ class Task(NamedTuple):
         'predictor' or 'forecaster'.
       models: the kinds of model that can be trained for the task.
       metrics: the metrics of an evaluation; config.eval.metric selects one metric.
+      scores: further metrics, which only decode.py measures.
       builtin: the allowed values of config.data.name for data.source=builtin; () if the built-in data has no names.
       longest: the option that limits the length of a sequence; '' if all sequences have the length of the data.
     """
@@ -43,6 +44,7 @@ class Task(NamedTuple):
     answerer: str
     models: tuple[str, ...]
     metrics: tuple[str, ...]
+    scores: tuple[str, ...] = ()
     builtin: tuple[str, ...] = ()
     longest: str = ''
 
@@ -52,20 +54,23 @@ TASKS: Mapping[str, Task] = {
         'translates sentences of one language into another', data='pairs', objective='cross_entropy',
         answerer='translator', models=('transformer', 'rnnsearch'),
         metrics=('bleu', 'bleu_lowercased_tokenised', 'exact_match', 'loss', 'perplexity', 'accuracy'),
-        longest='data.max_length'),
+        scores=('bleu_lowercased_moses', 'chrf', 'chrf++', 'ter'), longest='data.max_length'),
     'language_model': Task(
         'predicts each token of a text from the previous tokens', data='documents', objective='cross_entropy',
         answerer='generator', models=('language_model',),
-        metrics=('loss', 'perplexity', 'accuracy', 'bits_per_character'), longest='data.context'),
+        metrics=('loss', 'perplexity', 'accuracy', 'bits_per_character'), scores=('bits_per_byte',),
+        longest='data.context'),
     'classification': Task(
         'assigns images or time series to classes', data='classes', objective='cross_entropy', answerer='predictor',
         models=('patches',), metrics=('accuracy', 'loss', 'perplexity'), builtin=BUILTIN_ARRAYS),
     'regression': Task(
         'predicts values from images or time series', data='values', objective='squared_error', answerer='predictor',
-        models=('patches',), metrics=('loss', 'absolute_error'), builtin=BUILTIN_ARRAYS),
+        models=('patches',), metrics=('loss', 'absolute_error'),
+        scores=('r_squared', 'mean_absolute_error', 'root_mean_squared_error'), builtin=BUILTIN_ARRAYS),
     'forecasting': Task(
         'predicts the next steps of time series', data='series', objective='squared_error', answerer='forecaster',
-        models=('forecaster',), metrics=('mean_absolute_scaled_error', 'loss', 'absolute_error'), builtin=('co2',)),
+        models=('forecaster',), metrics=('mean_absolute_scaled_error', 'loss', 'absolute_error'),
+        scores=('mean_absolute_error', 'root_mean_squared_error'), builtin=('co2',)),
 }
 
 

@@ -148,7 +148,9 @@ class Generator(SearchModel):
 
     def score(self, data: DocumentData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-        """Returns the scores of a whole split, and sample texts. The split is read window by window.
+        """Returns the scores of a whole split, and sample texts.
+
+        The split is read window by window, with at most options.batch_size windows in a batch.
 
         Raises:
           UserError: before the split is read, if `generate` refuses the options.
@@ -156,7 +158,7 @@ class Generator(SearchModel):
         self._one_way(options)  # raises the error of `generate` before the evaluation, which may take long
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
-        plan, unknown = data.plan(split), 0
+        plan, unknown = data.plan(split, options.batch_size), 0
 
         def batches():
             nonlocal unknown

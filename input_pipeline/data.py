@@ -177,9 +177,9 @@ class PairData:
         return self._corpus.links(split)
 
     def _token_links(self, store: TokenStore) -> TokenLinks:
-        rows = rows_of_store(self.pairs('train'), store, self.tokenizers, self._config.data.max_length)
-        links = self.links('train')
-        return TokenLinks([links[row] for row in rows], self.tokenizers)
+        pairs, links = self.pairs('train'), self.links('train')
+        rows = rows_of_store(pairs, store, self.tokenizers, self._config.data.max_length)
+        return TokenLinks([pairs[row] for row in rows], [links[row] for row in rows], self.tokenizers)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns the fingerprint of a split of the corpus. With guided alignment, it also covers the gold links."""
@@ -221,10 +221,15 @@ class DocumentData:
         """Returns the number of characters in the documents of a split."""
         return self.store(split).stats['characters']
 
-    def plan(self, split: str) -> WindowPlan:
-        """Returns the batches of a split. A row is a window of config.data.context tokens."""
-        return WindowPlan(self.store(split), rows=self._config.batch.rows, context=self._config.data.context,
-                          packing=self._config.data.packing, seed=_seed(self._config, split))
+    def plan(self, split: str, rows: int | None = None) -> WindowPlan:
+        """Returns the batches of a split. A row is a window of config.data.context tokens.
+
+        A batch has config.batch.rows rows, but at most `rows`.
+        """
+        batch = self._config.batch
+        return WindowPlan(self.store(split), rows=min(batch.rows, rows or batch.rows),
+                          context=self._config.data.context, packing=self._config.data.packing,
+                          seed=_seed(self._config, split))
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns the fingerprint of a split of the documents."""

@@ -18,7 +18,7 @@ from input_pipeline.sources import decode_lines, decode_text, has_mark, open_bin
 from input_pipeline.splits import HeldOut, Parts, naming_option, split_names, text_key, without_files
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
-from runtime.files import expanded, named_files, sha256
+from runtime.files import expanded, files_in, named_files, sha256
 
 log = logging.getLogger('allyouneed.data')
 
@@ -62,9 +62,9 @@ def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
 class FileDocuments(Documents):
     """Documents in the file DIR/SPLIT.txt, or in all files of the folder DIR/SPLIT and its subfolders.
 
-    Files may be compressed (.gz). The name of a split may be a pattern, or several names or patterns separated by
-    commas, as in TextCorpus. `kind` is config.data.documents: a document is a whole file ('file'), a line ('line'), or
-    the text between two blank lines ('blank_line').
+    Symbolic links to files and folders are followed. Files may be compressed (.gz). The name of a split may be a
+    pattern, or several names or patterns separated by commas, as in TextCorpus. `kind` is config.data.documents: a
+    document is a whole file ('file'), a line ('line'), or the text between two blank lines ('blank_line').
 
     If there are no validation files, the share `validation_share` of the distinct training documents is held out for
     validation. If there are no test files either, the same number of documents is held out for test (see
@@ -126,14 +126,17 @@ class FileDocuments(Documents):
         """Returns the files that a split is read from.
 
         Raises:
-          UserError: if there is no file for a name of the split.
+          UserError: if there is no file for a name of the split, or a file is a broken symbolic link.
         """
         split = self.parts.origin(split)
         return [file for base in self._bases(split) for file in self._files_of(base, split)]
 
     def _files_of(self, base: Path, split: str) -> list[Path]:
         """Returns the files with the path `base`."""
-        if files := _text_files(base):
+        files = _text_files(base)
+        if broken := [file for file in files if not os.path.exists(file)]:
+            raise UserError(f'{broken[0]} is a broken symbolic link. Repair or remove the link')
+        if files:
             return files
         name = self._name(base)
         raise UserError(f'for the {split} split, {self._folder} must have {name}.txt, {name}.txt.gz or a folder {name} '
@@ -141,14 +144,12 @@ class FileDocuments(Documents):
 
 
 def _text_files(base: Path) -> list[Path]:
-    """Returns all files in the folder `base` and its subfolders, or else the file BASE.txt or BASE.txt.gz.
+    """Returns all files in the folder `base` and its subfolders (`files_in`), or else the file BASE.txt or BASE.txt.gz.
 
-    Hidden files and files in hidden folders are ignored.
+    Broken symbolic links in the folder are included, so that they cause an error when the documents are read.
     """
-    if os.path.isdir(base):
-        return sorted(path for path in base.rglob('*') if path.is_file()
-                      and not any(part.startswith('.') for part in path.relative_to(base).parts))
-    return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
+    files = sorted(path for path in files_in(base) if os.path.isfile(path) or not os.path.exists(path))
+    return files or [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
 
 
 class OneFile(Documents):

@@ -151,6 +151,7 @@ class TokenizersTokenizer(ForeignTokenizer):
             raise
         except Exception as error:  # the library has no more specific exceptions
             raise ValueError(f'the Python package tokenizers cannot read the file: {error}') from None
+        self._tokenizer.encode_special_tokens = self.split_special_tokens
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
@@ -158,6 +159,11 @@ class TokenizersTokenizer(ForeignTokenizer):
     def json(self) -> str:
         """The content of the original tokenizer.json."""
         return self._settings['model']
+
+    @property
+    def split_special_tokens(self) -> bool:
+        """Whether the name of a special token in a text, such as '</s>', is ordinary text, as in transformers."""
+        return self._settings.get('split_special_tokens', False)
 
     @override
     def original(self, text: str) -> Sequence[int]:
@@ -246,10 +252,12 @@ def sentencepiece_tokenizer(model: bytes, special: Sequence[int | None], size: i
         'model': base64.b64encode(model).decode()}).encode())
 
 
-def tokenizers_tokenizer(model: str, special: Sequence[int | None], size: int) -> TokenizersTokenizer:
+def tokenizers_tokenizer(model: str, special: Sequence[int | None], size: int,
+                         split_special_tokens: bool = False) -> TokenizersTokenizer:
     """Returns a tokenizer made from `model`, the content of a tokenizer.json.
 
-    `sentencepiece_tokenizer` describes the other arguments.
+    `TokenizersTokenizer` describes `split_special_tokens`, and `sentencepiece_tokenizer` the other arguments.
     """
     return TokenizersTokenizer(json.dumps({
-        'kind': 'tokenizers', 'special': list(special), 'size': size, 'model': model}).encode())
+        'kind': 'tokenizers', 'special': list(special), 'size': size, 'model': model,
+        **({'split_special_tokens': True} if split_special_tokens else {})}).encode())

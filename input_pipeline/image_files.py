@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -13,24 +12,11 @@ from PIL import Image, ImageOps
 from input_pipeline.examples import Examples, listed
 from input_pipeline.splits import say
 from runtime.errors import UserError
+from runtime.files import files_in
 
 SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 GREY = ('1', 'L', 'LA')  # Pillow's modes of greyscale images
 DEEP = ('I', 'F')  # Pillow's modes of images with more than 8 bits per channel begin with these letters
-
-
-def files_in(folder: Path) -> Iterator[Path]:
-    """Yields the files in a folder and its subfolders, in any order. Hidden files and folders are ignored.
-
-    Symbolic links to folders are followed, except links to a folder that contains the link, which would be an endless
-    loop. Broken symbolic links are files.
-    """
-    for name, subfolders, files in os.walk(folder, followlinks=True):
-        path = Path(name)
-        above = {os.path.realpath(parent) for parent in (path, *path.parents) if parent.is_relative_to(folder)}
-        subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith('.')
-                         and os.path.realpath(path / subfolder) not in above]  # os.walk skips the removed folders
-        yield from (path / file for file in files if not file.startswith('.'))
 
 
 def image_paths(folder: Path) -> list[Path]:

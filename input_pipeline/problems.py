@@ -8,19 +8,18 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs.checks import data_options_are_possible
-from configs.options import ELSEWHERE
+from configs.options import ELSEWHERE, flatten, is_used
 from configs.tasks import IMPORTED, SUBWORDS, TASKS
 from input_pipeline.array_files import has_files
 from input_pipeline.arrays import open_arrays
 from input_pipeline.data import learned_tokenizers
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
 from input_pipeline.forecasting import open_series
-from input_pipeline.image_files import files_in
 from input_pipeline.sources import Corpus, TextCorpus, no_text, open_corpus
 from input_pipeline.splits import SPLITS, sets_to_test
 from input_pipeline.token_store import document_tokenizers, tokenizers_for
 from runtime.errors import UserError, messages_of
-from runtime.files import expanded
+from runtime.files import expanded, files_in
 
 SMALL = 10_000_000  # bytes; if files are larger, only their first lines are read
 FIRST_LINES = 1000
@@ -44,7 +43,8 @@ def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collect
       others: messages about problems of the config that were already found.
       asked: the options that the user set; see `learned_tokenizers`.
     """
-    named = data_options_are_possible(config) and bool(config.data.dir or config.data.file)
+    named = data_options_are_possible(config) and bool(
+        config.data.dir or config.data.file and is_used('data.file', flatten(config)))
     if not named or config.data.source in ELSEWHERE:
         return []  # built-in data has no problems, and `others` has the problems of options
     find = PROBLEMS[TASKS[config.task].data]

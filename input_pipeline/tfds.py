@@ -2,6 +2,8 @@
 
 import contextlib
 import importlib.util
+import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -26,7 +28,7 @@ class Dataset:
         """Opens a dataset.
 
         Args:
-          name: the name of the dataset, such as wmt14_translate/de-en.
+          name: the name of the dataset, such as wmt14_translate/de-en or wmt14_translate/de-en:1.0.0.
           folder: TFDS's data_dir; '' for its default.
           names: {split: name of the split in TFDS}.
           features: the features that the dataset must have.
@@ -70,12 +72,12 @@ class Dataset:
 
 def _open(name: str, folder: str, features: Collection[str], asked: str) -> Any:
     """Returns the TFDS builder of a dataset. Prepares the dataset if necessary. `Dataset` has the same arguments."""
-    if ':' in name:
+    if re.match(r'[\w-]+:[a-zA-Z]', name):  # a namespace; a version begins with a digit or *
         raise UserError(f'config.data.name={name!r}: TFDS would download the code of this dataset and run it. Prepare '
                         'the dataset yourself, and use its name without the part before the colon')
     import tensorflow_datasets as tfds  # slow to import, so only where it is used
     from tensorflow_datasets.core.constants import DATA_DIR
-    folder = folder or DATA_DIR
+    folder = os.path.expanduser(folder) or DATA_DIR  # not a Path, because gs://BUCKET is allowed
     with _errors(f'config.data.name={name!r} cannot be opened in {folder}'):
         builder: Any = tfds.builder(name, data_dir=folder, file_format='array_record')
         present = set(builder.info.features)

@@ -180,13 +180,13 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     store = _open(cache / 'tokens' / key, functools.partial(corpus.pairs, split), functools.partial(
         write_pairs, tokenizers=dict(tokenizers), max_length=max_length), tokenizers)
     stats = store.stats
-    log.info('%s: %d pairs, %d source and %d target tokens; dropped %d pairs with an empty side, and %d longer than %d',
-             split, stats['pairs'], stats['source_tokens'], stats['target_tokens'], stats['dropped_empty'],
-             stats['dropped_long'], max_length)
+    log.info('%s: %d pairs, %d source and %d target tokens; dropped %d pairs with an empty side, and %d with more than '
+             '%d tokens, including the end token', split, stats['pairs'], stats['source_tokens'],
+             stats['target_tokens'], stats['dropped_empty'], stats['dropped_long'], max_length)
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} pairs with an empty side and '
-                        f'{stats["dropped_long"]} longer than config.data.max_length={max_length} were dropped. '
-                        f'The split was read from {corpus.fingerprint(split)}')
+                        f'{stats["dropped_long"]} with more than config.data.max_length={max_length} tokens, including '
+                        f'the end token, were dropped. The split was read from {corpus.fingerprint(split)}')
     return store
 
 

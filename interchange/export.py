@@ -40,21 +40,21 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
 
     Raises:
       UserError: if the format or the type is unknown, the type does not apply to the format, the run has no such
-        checkpoint, the folder is not empty or cannot be written, or the format cannot express the model or its
-        config.train.edits.
+        checkpoint, the folder is not empty or cannot be written, the format cannot express the model or its
+        config.train.edits, or the format is safetensors and a parameter contains NaN or infinity.
     """
     if to not in FORMATS:
-        raise UserError(f'--to={to}: there is no such format. Use {", ".join(FORMATS)}')
+        raise UserError(f'to={to}: there is no such format. Use {", ".join(FORMATS)}')
     if quantization is not None and to != 'ctranslate2':
-        raise UserError(f'--quantization does not apply to --to={to}. Remove --quantization')
+        raise UserError(f'quantization={quantization} does not apply to the format {to}. Remove this argument')
     if quantization not in (None, *QUANTIZATIONS):
-        raise UserError(f'--quantization={quantization}: there is no such type. Use {", ".join(QUANTIZATIONS)}')
+        raise UserError(f'quantization={quantization}: there is no such type. Use {", ".join(QUANTIZATIONS)}')
     folder = _new_folder(output)
     check_devices()
     trained = read_models([expanded(workdir)], str(checkpoint))
     if trained.config.train.edits and to != 'safetensors':
         raise UserError(f'{trained.workdirs[0]} was trained with config.train.edits, which {to} cannot apply. Use '
-                        '--to=safetensors')
+                        'the format safetensors')
     options = {} if quantization is None else {'quantization': quantization}
     with naming(folder), written_folder(folder) as temporary:
         FORMATS[to](trained, temporary, **options)
@@ -76,8 +76,8 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
       checkpoint: the same choices as --checkpoint of decode.py, including averages.
 
     Raises:
-      UserError: if a head does not exist, the heads of the model cannot be removed, or the folder is not empty or
-        cannot be written.
+      UserError: if a head does not exist, the heads of the model cannot be removed, a parameter contains NaN or
+        infinity, or the folder is not empty or cannot be written.
     """
     folder = _new_folder(output)
     check_devices()
@@ -127,9 +127,9 @@ def _new_folder(output: str | Path) -> Path:
     """
     folder = expanded(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'--output={folder} exists and is not empty. Use a new or an empty folder')
+        raise UserError(f'output={folder} exists and is not empty. Use a new or an empty folder')
     if runs := [parent for parent in folder.absolute().parents if (parent / CONFIG).is_file()]:
-        raise UserError(f'--output={folder} is inside {runs[0]}, which is a run or an exported model. Use a folder '
+        raise UserError(f'output={folder} is inside {runs[0]}, which is a run or an exported model. Use a folder '
                         f'outside of {runs[0]}')
     check_folder(folder)
     return folder

@@ -80,7 +80,8 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
       folder: a folder that `save_pretrained` wrote.
       dtype: the dtype of the computation.
       recipe: a config for further training. In the result, the options of the model and of the tokenizers come from
-        the folder. All other options come from the recipe.
+        the folder. All other options come from the recipe. If data.packing of the recipe and the folder's tokenizer
+        disagree on whether texts begin with the start token, a warning is logged.
       allow_nonfinite: whether the weights may contain NaN and infinity.
 
     Raises:
@@ -119,6 +120,12 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
         config = _config(options | {'data.tokenizer.kind': tokenizer_kind}, recipe)
     except UserError as error:
         raise error if recipe else UserError(f'{folder / CONFIG}: {"; ".join(str(error).splitlines())}') from None
+    packing = options.get('data.packing', config.data.packing)
+    if config.data.packing != packing:
+        ours, theirs = ('without', 'a') if packing == 'packed' else ('with', 'no')
+        log.warning('config.data.packing=%s: texts begin %s the start token, but the tokenizer of %s adds %s start '
+                    'token to a text. To begin texts as in the original model, set config.data.packing=%s',
+                    config.data.packing, ours, folder, theirs, packing)
     config.model.dtype = dtype or config.model.dtype
     module = build_model(config.model, **sizes, pad=PAD)
     orders = {side: original_order(each) for side, each in tokenizers.items()}
@@ -154,11 +161,11 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
                         + '; '.join(f'config.{option}' for option in refused))
     if family is not marian and np.any(arrays.get('logits_bias', 0)):
         raise UserError('config.model.output_bias=True: this model has a bias on the logits, but GPT-2 and Llama '
-                        'have no such bias. Use --to=ctranslate2')
+                        'have no such bias. Use the format ctranslate2')
     data = trained.config.data
     if family is marian and data.tokenizer.kind in ('char', 'byte'):
         raise UserError(f'config.data.tokenizer.kind={data.tokenizer.kind}: Marian supports only subword tokenizers. '
-                        'Train with bpe or unigram, or use --to=ctranslate2')
+                        'Train with bpe or unigram, or use the format ctranslate2')
     orders = {side: original_order(each) for side, each in trained.tokenizers.items()}
     longest = max(data.max_length, LONGEST) if family is marian else data.context
     content = family.fields(model, orders, longest)
@@ -166,8 +173,8 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
         table = arrays.get(f'{side}_embedding/embedding', arrays.get('embedding/embedding'))
         if table is not None and order[BOS] == order[EOS] and not np.array_equal(table[BOS], table[EOS]):
             log.warning('%s: in the original vocabulary, %s and %s are one token, but their embeddings differ after '
-                        'training. The export contains only the embedding of %s. Use --to=safetensors to keep both',
-                        trained.workdirs[0], SPECIAL[BOS], SPECIAL[EOS], SPECIAL[EOS])
+                        'training. The export contains only the embedding of %s. Use the format safetensors to keep '
+                        'both', trained.workdirs[0], SPECIAL[BOS], SPECIAL[EOS], SPECIAL[EOS])
     if family is marian:
         write_translation_tokenizers(trained.tokenizers, folder, model.share_embeddings == 'all')
         write_text(folder / 'generation_config.json', _json(
@@ -252,7 +259,8 @@ def _read_parameters(folder: Path, family: Any, links: Any, files: dict[Path, di
                 link = by_name.get(full(name))
                 if not link and full(name) not in tied:
                     continue
-                array = file.array(name, allow_nonfinite)
+                array = file.array(name, 'Use other weights, or import these weights with tools.import_weights '
+                                   '--allow_nonfinite', allow_nonfinite)
                 if full(name) in tied:
                     first = first or (name, array)
                     if not np.array_equal(array, first[1], equal_nan=True):

@@ -47,6 +47,7 @@ class _TokenizerConfig(msgspec.Struct):
     separate_vocabs: bool = False
     add_bos_token: bool | None = None
     unk_token: str | dict[str, Any] | None = None
+    split_special_tokens: bool = False
     added_tokens_decoder: dict[str, _AddedToken] = {}
 
 
@@ -160,12 +161,13 @@ def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> No
             for kind, token in (('bos', BOS), ('eos', EOS), ('unk', UNK)) if tokenizer.order[token] >= 0}
     elif isinstance(tokenizer, TokenizersTokenizer):
         start, end = int(tokenizer.order[BOS]), int(tokenizer.order[EOS])
-        config |= {'bos_token': tokenizer.name_of(start), 'eos_token': tokenizer.name_of(end)}
+        config |= {'bos_token': tokenizer.name_of(start), 'eos_token': tokenizer.name_of(end),
+                   'split_special_tokens': tokenizer.split_special_tokens}
         write_text(folder / 'tokenizer.json', _with_start(tokenizer.json, begins, config['bos_token'], start))
     else:
         write_text(folder / 'tokenizer.json', _with_start(_as_tokenizer_json(tokenizer), begins, SPECIAL[BOS], BOS))
         config |= {'bos_token': SPECIAL[BOS], 'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK],
-                   'pad_token': SPECIAL[PAD]}
+                   'pad_token': SPECIAL[PAD], 'split_special_tokens': True}  # here, '</s>' in a text is ordinary text
     _write_json(folder / TOKENIZER_CONFIG, config)
 
 
@@ -204,7 +206,8 @@ def _with_subwords(tokenizer: SubwordTokenizer) -> Any:
 
     transformers ignores the normalization in a SentencePiece file, and reads each such file as BPE. Rare differences
     remain: the library takes the character U+2581 for a space, and it normalizes some sequences of a letter and a
-    combining mark or an invisible joiner differently.
+    combining mark or an invisible joiner differently. With unigram, the library finds all pieces in a text, also the
+    special tokens and the bytes (`</s>`, `<0x41>`).
     """
     library = tokenizers_library()
     proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)  # pyright: ignore[reportAttributeAccessIssue]
@@ -288,7 +291,8 @@ def _of_library(path: Path, config: ForeignConfig, own: _TokenizerConfig,
     special = _special(
         path.parent, config, unknown if name is None else original.token_to_id(name), start if begins else None,
         lambda number: original.id_to_token(number) is not None and not (number in added and added[number].special))
-    return _read(path, lambda: tokenizers_tokenizer(content, special, config.vocab_size)), begins
+    return _read(path, lambda: tokenizers_tokenizer(
+        content, special, config.vocab_size, own.split_special_tokens)), begins
 
 
 def _sentencepiece(path: Path, config: ForeignConfig, own: _TokenizerConfig) -> tuple[ForeignTokenizer, bool]:

@@ -60,8 +60,13 @@ class ArrayFile:
         except ValueError as error:
             raise UserError(f'{self.path}: metadata {name}: {error}. {ADVICE}') from None
 
-    def array(self, name: str, allow_nonfinite: bool = False) -> Float32[np.ndarray, '...']:
+    def array(self, name: str, advice: str, allow_nonfinite: bool = False) -> Float32[np.ndarray, '...']:
         """Reads an array and converts it to float32.
+
+        Args:
+          name: the name of the array.
+          advice: the end of the message for an array that contains NaN or infinity.
+          allow_nonfinite: whether the array may contain NaN and infinity.
 
         Raises:
           UserError: if the array is damaged, if its dtype is not one of DTYPES, or if the array contains NaN or
@@ -77,8 +82,7 @@ class ArrayFile:
             array = array.astype(np.float32, copy=False)
         if not allow_nonfinite and not np.isfinite(array).all():
             raise UserError(f'{self.path}: the array {name} contains NaN or infinity: the training of this model has '
-                            'diverged. Use other weights, or import these weights with tools.import_weights '
-                            '--allow_nonfinite')
+                            f'diverged. {advice}')
         return array
 
 

@@ -28,16 +28,24 @@ from runtime.schema import Count
 
 WEIGHTS = EXPORTED
 STEPS = 'steps'  # the entry of the metadata with the steps of the checkpoints that the parameters come from
+FINITE = 'Export another checkpoint of the run'
 
 
 def write_safetensors(trained: TrainedModel, folder: Path) -> None:
-    """Writes a trained model into an existing folder, for `read_safetensors` and for other programs."""
+    """Writes a trained model into an existing folder, for `read_safetensors` and for other programs.
+
+    Raises:
+      UserError: if a parameter contains NaN or infinity, because `read_safetensors` would refuse the folder.
+    """
+    arrays = {name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
+    if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
+        raise UserError(f'{trained.workdirs[0]}: the parameter {wrong[0]} contains NaN or infinity: the training of '
+                        f'this model has diverged. {FINITE}')
     config = json.dumps({'version': VERSION, **trained.config.to_dict()}, indent=2) + '\n'
     save_kept_data(folder / KEPT, trained.tokenizers, trained.sizes)
     sizes = (folder / KEPT / SIZES).read_text('utf-8')
     fingerprints = trained.workdirs[0] / KEPT / FINGERPRINTS  # an imported folder has no fingerprints
     write_text(folder / KEPT / FINGERPRINTS, fingerprints.read_text('utf-8') if fingerprints.is_file() else '{}\n')
-    arrays = {name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
     save_arrays(folder / WEIGHTS, arrays, {'config': config, 'sizes': sizes, STEPS: json.dumps(trained.steps)})
     write_text(folder / CONFIG, config)
 
@@ -55,5 +63,5 @@ def read_safetensors(folder: Path, dtype: str | None = None) -> TrainedModel:
                 raise UserError(f'{path} differs from the metadata of {WEIGHTS}. {ADVICE}')
         steps = file.entry(STEPS, list[Count], [])
         with parts_of_one_run(folder):
-            params = unflatten_dict({name: jnp.asarray(file.array(name)) for name in file.shapes}, sep='/')
+            params = unflatten_dict({name: jnp.asarray(file.array(name, FINITE)) for name in file.shapes}, sep='/')
     return make_model(folder, config, params, steps, dtype)

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from configs.tasks import goodness
 from model import Params
 from model.adapters import merged
 from run_directory.checksums import by_path, checksums, path_tree, refuse_other_arrays, shapes
-from run_directory.records import METRICS_FILE, STEP, evaluations, saved_steps
+from run_directory.records import METRICS_FILE, RECIPE, STEP, evaluations, saved_steps
 from run_directory.stored import read_arrays, stored_paths
 from runtime.agreement import different, exchange, from_leader, is_leader
 from runtime.errors import UserError, full_disk_explained
@@ -85,21 +86,24 @@ class Checkpoints:
 
     A checkpoint that was saved only because of a signal does not count as one of the last checkpoints, so that an
     interruption does not change which checkpoints are kept and averaged. If there are only such checkpoints, they
-    count. The reason is stored in the checkpoint, because the intervals of a resumed run may differ.
+    count. Each checkpoint contains the steps that counted when it was saved, because a resumed run may have other
+    intervals and another `keep_last`.
 
     Attributes:
-      values: {step: value of `metric`} of all evaluations, from metrics.jsonl. The training loop adds new evaluations.
+      values: {step: value of `metric`} of all evaluations, from metrics.jsonl. `restore` removes the evaluations of
+        steps after the restored step. The training loop adds new evaluations.
     """
 
     def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1, keep_best: int = 1):
-        self._folder = Path(workdir).absolute() / 'checkpoints'
+        # The real path, because Orbax removes '..' without following symbolic links, and TensorStore refuses '..'.
+        self._folder = Path(os.path.realpath(workdir)) / 'checkpoints'
         check_name(self._folder)
         if self._folder.exists() and not self._folder.is_dir():
             raise UserError(f'{self._folder} must be a folder, but is a file. Move the file to another place')
         self._metric, self._keep_last, self._keep_best = metric, keep_last, keep_best
         self.values = dict(from_leader('the evaluations', lambda: list(evaluations(workdir, metric).items())))
         self._manager = None  # writes and deletes checkpoints; created by the first save
-        self._unscheduled: set[int] = set()  # saved only because of a signal; read when the manager is created
+        self._scheduled: list[int] = []  # the last scheduled steps; read when the manager is created
         self._saving = 0      # the last step for which a save was started
         self._restored: int | None = None  # the step of the restored checkpoint, or -1 if the leader found none
 
@@ -121,11 +125,12 @@ class Checkpoints:
             self._manager = self._open_manager()
         import orbax.checkpoint as ocp  # slow to import, so only where it is used
 
-        content = {'progress': progress, 'leaves': checksums(state), 'shapes': shapes(state), 'scheduled': scheduled}
+        if scheduled:
+            self._scheduled = [*self._scheduled, step][-self._keep_last:]
+        content = {'progress': progress, 'leaves': checksums(state), 'shapes': shapes(state),
+                   'last_scheduled': self._scheduled}
         self._compare(step, content['leaves'])
         self._saving = step
-        if not scheduled:
-            self._unscheduled.add(step)
         with full_disk_explained(self._no_room):
             saved = self._manager.save(step, args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
@@ -171,14 +176,16 @@ class Checkpoints:
         the damaged checkpoints to STEP.damaged.
 
         Raises:
-          UserError: if all checkpoints are damaged; if there is no checkpoint, but the run has evaluated steps; or if
-            the arrays of the newest readable checkpoint differ from `like` in name, shape or dtype.
+          UserError: if all checkpoints are damaged; if there is no checkpoint, but the run has evaluated steps or was
+            imported; or if the arrays of the newest readable checkpoint differ from `like` in name, shape or dtype.
         """
         steps = from_leader('the checkpoints', self.steps)
         for step in reversed(steps):
             try:
                 restored = self._read(step, like)
                 self._restored = step
+                # Training repeats the later steps. Their previous values must not decide which checkpoints are kept.
+                self.values = {other: value for other, value in self.values.items() if other <= step}
                 return restored
             except Damaged as damage:
                 # Logs the text, not the exception. The traceback of the exception refers to the arrays, so a handler
@@ -191,6 +198,9 @@ class Checkpoints:
             raise UserError(f'{self._folder} has no checkpoint, but {METRICS_FILE} has evaluations of saved steps, up '
                             f'to step {max(self.values)}. Restore the checkpoints from a copy, or start again in '
                             'another --workdir')
+        if from_leader('the recipe of an import', (self._folder.parent / RECIPE).exists):
+            raise UserError(f'{self._folder / "0"} with the weights of the imported model is missing. Restore this '
+                            'folder from a copy, or import the model again into another --workdir')
         self._restored = -1
         return None
 
@@ -213,8 +223,9 @@ class Checkpoints:
             return self._best_first(steps)[:1] or steps[-1:]
         if kind in ('average', 'best') and STEP.fullmatch(count) and int(count):
             order, option = ('last', 'keep_last') if kind == 'average' else ('best', 'keep_best')
-            candidates = self._last(steps, self._read_unscheduled())[::-1] if kind == 'average' else [
-                *itertools.takewhile(steps.__contains__, self._best_first(self.values))]
+            ranking = self._last(self._read_scheduled(), steps)[::-1] if kind == 'average' else (
+                self._best_first(self.values))
+            candidates = [*itertools.takewhile(steps.__contains__, ranking)]
             if int(count) > len(candidates):
                 raise UserError(f'checkpoint={choice}: training has kept only {len(candidates)} of the {order} '
                                 f'checkpoints, at steps {_listed(sorted(candidates)) or "none"}. Use a smaller number. '
@@ -329,7 +340,7 @@ class Checkpoints:
                 (self._folder / str(step)).rename(next(path for path in names if not path.exists()))
 
         from_leader('damaged checkpoints', rename)
-        self._unscheduled = self._read_unscheduled()
+        self._scheduled = self._read_scheduled()
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(
             preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # left by a killed run
@@ -339,16 +350,28 @@ class Checkpoints:
 
         `steps` are in ascending order.
         """
-        return {*steps[-1:], *self._last(steps, self._unscheduled), *self._best_first(steps)[:self._keep_best]}
+        return {*steps[-1:], *self._last(self._scheduled, steps), *self._best_first(steps)[:self._keep_best]}
 
-    def _last(self, steps: Sequence[int], unscheduled: set[int]) -> list[int]:
+    def _last(self, scheduled: Sequence[int], steps: Sequence[int]) -> list[int]:
         """Returns the last `keep_last` of the scheduled steps. If no step was scheduled, all steps count."""
-        return ([step for step in steps if step not in unscheduled] or [*steps])[-self._keep_last:]
+        return [*(scheduled or steps)][-self._keep_last:]
 
-    def _read_unscheduled(self) -> set[int]:
-        """Returns the steps of the checkpoints that were saved only because of a signal."""
-        return set(from_leader('the checkpoints of signals', lambda: [
-            step for step in self.steps() if not _scheduled(self._folder / str(step))]))
+    def _read_scheduled(self) -> list[int]:
+        """Returns the last scheduled steps, oldest first, as the newest checkpoint contains them.
+
+        Damaged checkpoints and checkpoints of earlier versions do not contain these steps. Such a checkpoint itself
+        counts as scheduled, unless it contains that it was saved only because of a signal.
+        """
+        def read() -> list[int]:
+            last = []
+            for step in self.steps():
+                content = {}
+                with contextlib.suppress(Exception):  # a damaged file may raise any type of exception
+                    content = _progress(self._folder / str(step))
+                last = content.get('last_scheduled', [*last, step] if content.get('scheduled', True) else last)
+            return last
+
+        return from_leader('the scheduled checkpoints', read)
 
     def _best_first(self, steps: Iterable[int]) -> list[int]:
         """Returns the evaluated steps among `steps`, best first. If values are equal, the earlier step comes first."""
@@ -422,16 +445,6 @@ def _progress(folder: Path) -> dict[str, Any]:
     if content.pop('sha256') != _digest(content):
         raise Damaged('progress/metadata does not match its checksum')
     return content
-
-
-def _scheduled(folder: Path) -> bool:
-    """Returns False if a checkpoint was saved only because of a signal.
-
-    Checkpoints of earlier versions do not contain the reason. They count as scheduled, and so do damaged checkpoints.
-    """
-    with contextlib.suppress(Exception):  # a damaged file may raise any type of exception
-        return _progress(folder).get('scheduled', True)
-    return True
 
 
 def _compare_checksums(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

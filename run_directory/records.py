@@ -16,6 +16,7 @@ from runtime.files import read_bytes
 CONFIG = 'config.json'
 EXPORTED = 'model.safetensors'  # the parameters in a folder that interchange/ has exported
 METRICS_FILE = 'metrics.jsonl'
+RECIPE = 'recipe.py'  # only in runs that were imported: the recipe to train the model further
 EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder, without leading zeros
 
@@ -62,6 +63,14 @@ def finished_at(workdir: Path, config: ConfigDict) -> int | None:
     progress = judge_all((values[step] for step in sorted(values) if step <= steps[-1]), metric=config.eval.metric,
                          patience=config.eval.patience)
     return steps[-1] if steps[-1] >= config.train.steps or progress.stopped else None
+
+
+def finished_message(step: int, config: ConfigDict) -> str:
+    """Returns the message that a run is finished at `step`. If config.train.steps is higher, it contains the reason."""
+    reason = '' if step >= config.train.steps else (
+        f', because {EVALUATED}{config.eval.metric} has not improved for {config.eval.patience} evaluations. To '
+        'continue, raise config.eval.patience')
+    return f'this run is finished, at step {step}{reason}'
 
 
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:

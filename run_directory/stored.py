@@ -5,6 +5,7 @@ setting up Orbax takes ten times as long as reading the parameters.
 """
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def stored_paths(folder: Path) -> Any:
 def read_arrays(folder: Path, paths: Iterable[str]) -> dict[str, Shaped[np.ndarray, '...']]:
     """Reads the arrays with the given paths, such as 'params/Dense_0/kernel', from the folder STEP/state."""
     driver, paths = 'zarr3' if _metadata(folder).get('use_zarr3') else 'zarr', list(paths)
-    base = {'driver': 'file', 'path': f'{folder.absolute()}/'}  # not a URL, where '#', '?' and '%' have a meaning
+    # Not a URL, where '#', '?' and '%' have a meaning. This driver refuses '..'.
+    base = {'driver': 'file', 'path': f'{os.path.realpath(folder)}/'}
     opened = [tensorstore.open({'driver': driver, 'kvstore': {
         'driver': 'ocdbt', 'base': base, 'path': f'{path.replace("/", ".")}/'}}, open=True, read=True)
         for path in paths]

@@ -23,7 +23,7 @@ from input_pipeline.data import Data
 from input_pipeline.kept_data import KEPT
 from model.evaluation import Objective
 from run_directory.checksums import checksums
-from run_directory.records import CONFIG, EXPORTED, METRICS_FILE, finished_at, read_saved_config
+from run_directory.records import CONFIG, EXPORTED, METRICS_FILE, finished_at, finished_message, read_saved_config
 from runtime.agreement import different, exchange, from_leader
 from runtime.errors import UserError
 from runtime.files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
@@ -192,7 +192,7 @@ class RunDirectory:
         self._check_shared()
 
     def report_finished(self, config: ConfigDict) -> None:
-        """Records the changed options of a run that is already finished, and logs at which step it finished.
+        """Records the changed options of a run that is already finished, and logs at which step and why it finished.
 
         Does not record new paths of the data and the teacher, because a finished run does not read and check them.
         These options get the values of the run in `config`.
@@ -203,7 +203,8 @@ class RunDirectory:
             log.info('config.%s=%r is not recorded, because this run is finished and does not read its data or its '
                      'teacher again. The run keeps %r', key, new, old)
         self._record_changes(config)
-        log.info('this run is finished, at step %d', self.finished_at)
+        assert self.finished_at is not None, 'the run is finished'
+        log.info('%s', finished_message(self.finished_at, config))
 
     def _create(self, config: ConfigDict, data: Data, objective: Objective) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

@@ -152,6 +152,20 @@ def check_file(path: Path) -> None:
             tempfile.TemporaryFile(dir=path.parent).close()
 
 
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder and its subfolders, in any order. Hidden files and folders are ignored.
+
+    Symbolic links to folders are followed, except links to a folder that contains the link, which would be an endless
+    loop. Broken symbolic links are files.
+    """
+    for name, subfolders, files in os.walk(folder, followlinks=True):
+        path = Path(name)
+        above = {os.path.realpath(parent) for parent in (path, *path.parents) if parent.is_relative_to(folder)}
+        subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith('.')
+                         and os.path.realpath(path / subfolder) not in above]  # os.walk skips the removed folders
+        yield from (path / file for file in files if not file.startswith('.'))
+
+
 def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]:
     """Returns the path FOLDER/NAME, without a suffix, for each name in `names`. The names are separated by commas.
 

@@ -132,9 +132,37 @@ def test_garbage_is_not_collected_during_slow_imports():
     assert run(body=body).stdout == 'began\nFalse\nTrue True\n'
 
 
+def test_a_signal_takes_effect_after_slow_imports_although_another_thread_could_receive_it():
+    body = '''
+    import os, signal, sys, threading, time
+    from command_line import slow_imports
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    with slow_imports():
+        with slow_imports():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+            print('one')
+        print('two')
+    print('not stopped')'''
+    done = run(body=body)
+    assert (done.returncode, done.stdout) == (75, 'began\none\ntwo\n')
+
+
 def test_log_goes_to_stderr():
     done = run(body='import logging; logging.getLogger("allyouneed.x").info("step %d", 3)')
     assert (done.returncode, done.stdout, done.stderr) == (0, 'began\n', 'step 3\n')
+
+
+@pytest.mark.parametrize('command, status, output', [
+    (['-c', SCRIPT.format(body='pass').replace('run_script(main)', 'run_script(main, ends_at_once=True)')], 0,
+     'began\n'),
+    (['-c', SCRIPT.format(body='raise UserError("data.en:7: not UTF-8")')], 2, 'began\n'),
+    (['sweep.py', '--flagfile=/none'], 2, '')], ids=['success', 'error', 'no flag file'])
+def test_a_closed_stderr_does_not_change_the_status_and_stdout(command, status, output):
+    done = subprocess.run(['sh', '-c', 'exec "$@" 2>&-', 'sh', sys.executable, *command], cwd=ROOT,
+                          stdout=subprocess.PIPE, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (status, output)
 
 
 def test_reader_that_leaves_is_no_error():

@@ -38,7 +38,7 @@ def test_a_run_directory_holds_everything(run):
     events = b''.join(path.read_bytes() for path in (workdir / 'tensorboard').iterdir())
     assert b'samples/text_summary' in events and b'attention' in events and b'PNG' in events
     assert said.count('    ? ') == 6  # three translations at each of two evaluations
-    assert 'dropped 1 pairs with an empty side, and 1 longer than 24' in said
+    assert 'dropped 1 pairs with an empty side, and 1 with more than 24 tokens' in said
     assert 'compilations of the train step' in said
 
 

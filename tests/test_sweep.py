@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import sweep as sweep_script
-from analysis import sweeping
+from analysis import pictures, sweeping
 from analysis.compare import RunRecord
 from analysis.sweeping import Progress, logged_regularly, planned_runs, read_sweep
-from configs import demo
+from configs import demo, pendulum
 from configs.options import flatten
+from runtime.errors import UserError
 from runtime.executors import FULL, INTERRUPTED, Job, Local
 
 ROOT = Path(__file__).parent.parent
@@ -130,9 +131,13 @@ def test_what_is_run_and_reported(bench):
     assert all((out / name).read_bytes().startswith(b'\x89PNG') for name in ('curves.png', 'varied.png'))
     assert json.loads((out / 'sweep.json').read_text())['config']['train.steps'] == 400
 
+    results = out / 'num_heads=4,seed=1/results/validation.json'  # as if the run was scored at step 200 of 400
+    results.write_text(json.dumps({'bleu': 30.0, 'checkpoint': 'best', 'checkpoint_steps': [200]}))
     grown = sweep(bench, seeds=3)  # the same directory may take more runs
-    assert grown.returncode == 0 and '6 runs: 4 finished' in grown.stderr
-    assert times_begun(bench) == {f'num_heads={heads},seed={seed}': 1 for heads in (1, 4) for seed in range(3)}
+    assert grown.returncode == 0 and '6 runs: 3 finished' in grown.stderr
+    assert json.loads(results.read_text())['bleu'] == 41
+    assert times_begun(bench) == {f'num_heads={heads},seed={seed}': 1 + ((heads, seed) == (4, 1))
+                                  for heads in (1, 4) for seed in range(3)}
 
     other = sweep(bench, '--config.optimizer.warmup=9', heads=[1])
     assert other.returncode == 2
@@ -179,6 +184,20 @@ def test_the_progress_of_the_active_runs_is_described(progress, tmp_path):
     assert progress.scores('one') == 'bleu 39.1, the best so far'
     progress.end('three')  # it failed, and has no score
     assert progress.scores('three') == '' and str(progress) == '3 of 3 runs ended; no run is active'
+
+
+@pytest.mark.parametrize('metric, scores', [
+    (None, 'r_squared 0.8, best so far: 0.9 (two)'), ('validation_loss', 'r_squared 0.8, best so far: 0.9 (two)'),
+    ('learning_rate', 'r_squared 0.8, best so far: 0.9 (two)'),
+    ('validation_mean_absolute_error', 'mean_absolute_error 1, the best so far')])
+def test_a_score_is_logged_if_the_results_do_not_have_the_metric(tmp_path, metric, scores):
+    """config.eval.metric of the pendulum is the loss, which decode.py does not measure."""
+    config = flatten(pendulum.get_config())
+    runs = [RunRecord(name, tmp_path / name, {}, config, {}, {}) for name in ('one', 'two')]
+    for name, r_squared, error in ('one', 0.8, 1.0), ('two', 0.9, 2.0):
+        write_scores(tmp_path / name, validation={'mean_absolute_error': error, 'r_squared': r_squared})
+    progress = Progress(runs, {'one', 'two'}, 'validation', metric)
+    assert progress.scores('one') == scores
 
 
 def test_the_progress_is_logged_between_the_ends_of_runs(progress, caplog):
@@ -335,6 +354,60 @@ def test_a_report_says_that_the_runs_have_chosen_different_precisions(bench):
                 '--config.train.matmul_precision=default')
     assert done.returncode == 0 and sentence in done.stderr
     assert f'{sentence}.\n\n| ' in (bench / 'out/report.md').read_text()
+
+
+def write_scores(workdir, **splits):
+    (workdir / 'results').mkdir(parents=True, exist_ok=True)
+    for split, scores in splits.items():
+        (workdir / 'results' / f'{split}.json').write_text(json.dumps(scores))
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch):
+    """A function that writes the report of a sweep of the run 'one', and returns the pictures instead of saving them.
+
+    The flags are --report and --metric.
+    """
+    (tmp_path / 'sweep.json').write_text(json.dumps({'config': {}, 'runs': {'one': {}}}))
+
+    def report(metric=None):
+        for flag, value, present in ('REPORT', True, 1), ('SPLIT', 'validation', 0), ('METRIC', metric, 1):
+            monkeypatch.setattr(sweep_script, flag, types.SimpleNamespace(value=value, present=present))
+        drawn = {}
+        monkeypatch.setattr(pictures, 'save_figure', lambda figure, path: drawn.update({path.name: figure}))
+        assert sweep_script.report(tmp_path)
+        return drawn
+
+    return report
+
+
+@pytest.mark.parametrize('metric, curve, score, lacking', [
+    (None, 'BLEU', 'BLEU 38.50', None), ('validation_bleu', 'BLEU', 'BLEU 38.50', None),
+    ('chrf', 'BLEU', 'chrF 60.50', 'curves.png'), ('validation_loss', 'loss', 'BLEU 38.50', 'varied.png'),
+    ('train_loss', 'train loss', 'BLEU 38.50', 'varied.png')])
+def test_a_picture_without_values_of_the_metric_shows_the_default_metric(report, tmp_path, caplog, metric, curve, score,
+                                                                         lacking):
+    caplog.set_level('INFO', logger='allyouneed.sweep')
+    write_scores(tmp_path / 'one', validation={'bleu': 38.5, 'chrf': 60.5})
+    (tmp_path / 'one/metrics.jsonl').write_text('{"step": 10, "train_loss": 2.0}\n'
+                                                '{"step": 10, "validation_bleu": 30.0, "validation_loss": 1.0}\n')
+    drawn = report(metric)
+    assert drawn['curves.png'].axes[0].get_ylabel() == curve
+    assert drawn['varied.png'].axes[0].get_title() == f'no option varies: {score}'
+    assert [message for message in caplog.messages if 'default metric' in message] == ([] if lacking is None else [
+        f'--metric={metric}: there are no values of this metric for {lacking}, which shows the default metric'])
+
+
+def test_a_report_without_split_is_on_the_only_split_with_results(report, tmp_path, capsys):
+    write_scores(tmp_path / 'one', test={'bleu': 38.5}, **{'test.edited': {'bleu': 20.5, 'edits': [{}]}})
+    report()
+    assert '38.50' in capsys.readouterr().out and 'on the whole test split' in (tmp_path / 'report.md').read_text()
+    write_scores(tmp_path / 'one', news={'bleu': 30.5})
+    (tmp_path / 'report.csv').write_text('precious')
+    with pytest.raises(UserError, match='--split is missing: the runs have results on news and test, and not on '
+                                        'validation. Add for example --split=news'):
+        report()
+    assert (tmp_path / 'report.csv').read_text() == 'precious'
 
 
 def test_a_sweep_in_the_home_folder_may_have_numbers_of_numpy(tmp_path, monkeypatch):

@@ -57,6 +57,11 @@ def main() -> None:
     if KEEP.value and (SEARCH.value or by_formula):
         raise UserError(f'--keep={KEEP.value}: with --search or --formula there is no compiled train step to keep. '
                         'Remove --keep')
+    if COMPILE.present and (by_formula or not SEARCH.value):
+        raise UserError(f'--compile={COMPILE.value} applies only to --search for TPUs, without --formula. Remove '
+                        '--compile')
+    if DECODE.present and (by_formula or SEARCH.value and not COMPILE.value):
+        raise UserError('--decode: a plan by formula has no step of beam search. Remove --decode or --nodecode')
     if KEEP.value:
         check_file(expanded(KEEP.value))
     if SEARCH.value:

@@ -26,9 +26,11 @@ def main(folder: str) -> None:
     if not (workdir / CONFIG).exists():
         raise no_run(workdir)
     [run] = load_runs([workdir])
-    for name, lines in describe(run):
+    sections = list(describe(run))
+    width = max(len(name) for name, _ in sections) + 2
+    for name, lines in sections:
         for index, line in enumerate(lines):
-            print(f'{name if index == 0 else "":<13}{line}')
+            print(f'{name if index == 0 else "":<{width}}{line}')
 
 
 def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:

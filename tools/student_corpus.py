@@ -48,8 +48,9 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
     for split in 'validation', *tests:
         try:
             held_out_pairs[split] = data.pairs(split)
+            role = 'validation' if split == 'validation' else 'test'
             # Test sets must not have the name 'validation', which is a key of `held_out` since the first iteration.
-            held_out[split] = file_name(names[split], {'', 'train', 'distilled', *held_out, *held_out.values()})
+            held_out[split] = file_name(names[split], role, {'train', 'distilled', *held_out, *held_out.values()})
         except UserError as error:
             if split == 'validation':
                 raise
@@ -68,9 +69,12 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
              shlex.join(f'--config.data.{option}={value}' for option, value in student.items()))
 
 
-def file_name(split: str, taken: Collection[str]) -> str:
-    """Returns a file name for a split that is not in `taken`: 'news/dev-*' becomes 'news-dev', or else 'news-dev-2'."""
-    name = re.sub(r'[^\w.+-]+', '-', split).strip('-')
+def file_name(split: str, role: str, taken: Collection[str]) -> str:
+    """Returns a file name for a split that is not in `taken`: 'news/dev-*' becomes 'news-dev', or else 'news-dev-2'.
+
+    If nothing remains of the name of the split, as for '*', the file is named after its role, 'validation' or 'test'.
+    """
+    name = re.sub(r'[^\w.+-]+', '-', split).strip('-') or role
     numbered = (f'{name}-{number}' for number in itertools.count(2))
     return next(unique for unique in itertools.chain([name], numbered) if unique not in taken)
 

@@ -12,7 +12,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-# {option of pip: (environment variable of uv, separator of the variable's values)}. pip uses white space as separator.
+# {option of pip: (environment variable of uv, separator of the variable's values)}. Without a separator, the variable
+# has one value. pip separates values by white space.
 VARIABLES = {
     'index-url': ('UV_DEFAULT_INDEX', ''), 'extra-index-url': ('UV_INDEX', ' '), 'find-links': ('UV_FIND_LINKS', ','),
     'no-index': ('UV_NO_INDEX', ''), 'trusted-host': ('UV_INSECURE_HOST', ' '), 'cert': ('SSL_CERT_FILE', ''),
@@ -32,8 +33,8 @@ def read_settings(listing: str) -> dict[str, str]:
 
 def uv_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables of uv that correspond to pip's settings."""
-    variables = {variable: separator.join(settings[option].split()) for option, (variable, separator)
-                 in VARIABLES.items() if settings.get(option)}
+    variables = {variable: separator.join(value.split()) if separator else value.strip()
+                 for option, (variable, separator) in VARIABLES.items() if (value := settings.get(option))}
     if 'UV_INDEX' in variables:  # like pip, compare the versions of all indexes
         variables['UV_INDEX_STRATEGY'] = 'unsafe-best-match'
     return variables

@@ -20,7 +20,7 @@ from interchange.huggingface import read_huggingface
 from model import Params
 from run_directory.checkpoints import open_checkpoints
 from run_directory.progress import Progress
-from run_directory.records import CONFIG, read_config
+from run_directory.records import CONFIG, RECIPE, read_config
 from run_directory.trained import TrainedModel, make_model
 from run_directory.workdir import FINGERPRINTS
 from runtime.cache import cache_folder, use_compilation_cache
@@ -31,7 +31,6 @@ from runtime.processes import check_devices
 from training.optimizer import make_optimizer, make_schedule
 from training.step import TrainState
 
-RECIPE = 'recipe.py'
 RECIPE_TEXT = '''"""The config of this run, for train.py: the model that was imported, to be trained further."""
 
 from pathlib import Path

@@ -42,7 +42,7 @@ from model.losses import Sums
 from run_directory.checkpoints import Checkpoints, checkpoint_options, open_checkpoints, parameters_to_use
 from run_directory.initial import read_initial
 from run_directory.progress import Progress, due_at
-from run_directory.records import EVALUATED, finished_at
+from run_directory.records import EVALUATED, finished_at, finished_message
 from run_directory.trained import vocabulary_from
 from run_directory.workdir import RunDirectory, check_same_inputs
 from runtime.agreement import Greatest, from_leader
@@ -235,7 +235,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
     elif first and (first >= last or due_at(first, config).evaluate):
         progress = judge(progress, evaluate_saved(parts, first, state, checkpoints, metrics, stop), config)
     if first >= last or progress.stopped:
-        log.info('this run is finished, at step %d', first)
+        log.info('%s', finished_message(first, config))
         return
 
     pending, shapes, greatest, remaining = [], set(), Greatest(), RemainingTime(config)

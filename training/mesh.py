@@ -50,11 +50,13 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
     devices = devices or jax.devices()
     sizes = [config[axis] for axis in AXES]
     fixed = math.prod(size for size in sizes if size != -1)
+    advice = f'Set the other axes to sizes whose product divides {len(devices)}' if -1 in sizes else (
+        'Set one axis to -1 to use all devices')
     sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
     if math.prod(sizes) != len(devices):
         requested = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
         raise UserError(f'config.parallel: the product of {requested} must be the number of devices, but there are '
-                        f'{len(devices)} devices ({devices[0].device_kind}). Set one axis to -1 to use all devices')
+                        f'{len(devices)} devices ({devices[0].device_kind}). {advice}')
     # jax.make_mesh makes Explicit axes by default, and look-ups in a table of embeddings fail on Explicit axes.
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 

@@ -86,6 +86,16 @@ def test_a_failed_run_that_was_finished_by_hand_is_finished_on_the_splits_with_r
     assert states == ['finished', '1 failed: exit status 1, 1 finished']
 
 
+@pytest.mark.parametrize('metric, scored, finished', [
+    ('bleu', [50], False), ('bleu', [100], True), ('bleu', [80, 100], True), ('bleu', [], True),
+    ('loss', [50], True), ('loss', [100], True), ('loss', [10], False)])
+def test_a_run_is_finished_if_its_best_or_last_checkpoint_was_scored(tmp_path, metric, scored, finished):
+    """BLEU is best at step 100, the last step. The loss at step 50 is no worse than later, so this step is the best."""
+    write_run(tmp_path / 'run', {'eval.metric': metric}, 20.0, checkpoint_steps=scored)
+    [run] = load_runs(tmp_path)
+    assert run.finished_on('validation') == finished and not run.finished_on('test')
+
+
 def test_a_list_of_runs_is_compared_by_what_differs(sweep, monkeypatch):
     runs = load_runs([sweep / 'num_heads=2,d_k=64,seed=0', sweep / 'seed=1'])
     assert [run.settings for run in runs] == [{'model.d_k': 64, 'model.num_heads': 2},

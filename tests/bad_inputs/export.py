@@ -19,7 +19,7 @@ QUICK = [
     Case('--workdir= --to=safetensors --output={new}', '--workdir is missing'),
     Case('--workdir={run} --to=onnx --output={new}', '--to=onnx'),
     Case('--workdir={run} --to= --output={new}', '--to='),
-    Case(OUT + '--quantization=int8', '--quantization does not apply to --to=safetensors'),
+    Case(OUT + '--quantization=int8', 'quantization=int8 does not apply to the format safetensors'),
     Case('--workdir={run} --to=ctranslate2 --quantization=int3 --output={new}', '--quantization=int3'),
     Case(OUT + 'more', "unexpected argument 'more'"),
     Case(OUT + '--chekpoint=best', 'chekpoint'),

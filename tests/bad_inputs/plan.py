@@ -21,6 +21,10 @@ QUICK = [
     Case(TPU + '--keep={new}', '--keep={new}: with --search or --formula'),
     Case(GPU + '--keep={new}', '--keep={new}: with --search or --formula'),
     Case(GPU + '--search --keep={new}', '--keep={new}: with --search or --formula'),
+    *(Case(flags + '--compile=2', '--compile=2 applies only to --search for TPUs, without --formula. Remove --compile')
+      for flags in (TPU.replace('--formula ', ''), TPU + '--search ', GPU + '--search ')),
+    *(Case(flags + '--decode', '--decode: a plan by formula has no step of beam search')
+      for flags in (TPU, GPU, TPU.replace('--formula', '--search --compile=0'))),
     Case(TPU + '--config.parallel.data=3', 'config.parallel: the product of'),
     Case(TPU + '--config.parallel.data=-1 --config.parallel.fsdp=-1', 'config.parallel'),
     Case(TPU + '--config.train.accumulate=0', 'config.train.accumulate=0'),

@@ -53,6 +53,11 @@ QUICK = [
          '--metric=goodness: there is no such metric. Use for example bleu, '),
     Case('--config={root}/configs/digits_vit.py --workdir={new} --sweep={root}/configs/sweeps/seeds.py --metric=bleu',
          '--metric=bleu: runs of task=classification do not have this metric. Use for example accuracy, '),
+    *(Case(f'--config={{root}}/configs/{recipe}.py --workdir={{new}} --sweep={{root}}/configs/sweeps/seeds.py '
+           f'--metric={metric}', f'--metric={metric}: runs of task={task} do not have this metric. Use for example ')
+      for recipe, task, metric in (('digits_vit', 'classification', 'chrf++'), ('demo', 'translation', 'r_squared'),
+                                   ('demo', 'translation', 'validation_absolute_error'),
+                                   ('pendulum', 'regression', 'train_accuracy'))),
     Case('{text} --workdir={new} --config.data.splits.test=a,b --sweep={root}/configs/sweeps/seeds.py --split=test',
          '--split=test consists of 2 test sets. Use one of a, b'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --config.seed=-1', 'config.seed=-1'),

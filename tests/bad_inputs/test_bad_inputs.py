@@ -11,7 +11,8 @@ from tests.bad_inputs import examples
 from tests.bad_inputs.cases import Bench, Case
 
 SCRIPTS = {'train': 'train', 'decode': 'decode', 'sweep': 'sweep', 'show_batch': 'tools.show_batch',
-           'show_run': 'tools.show_run', 'inside': 'tools.inside', 'plan': 'tools.plan', 'export': 'tools.export'}
+           'show_run': 'tools.show_run', 'inside': 'tools.inside', 'plan': 'tools.plan', 'export': 'tools.export',
+           'import_weights': 'tools.import_weights'}
 TABLES = {name: importlib.import_module(f'tests.bad_inputs.{name}') for name in SCRIPTS}
 
 

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from jax.profiler import ProfileData
 
+import configs
 from benchmarks import scaling
-from benchmarks.operations import ops_of, place_of
-from benchmarks.ours import Translations, make_model
+from benchmarks.operations import Op, ops_of, place_of
+from benchmarks.ours import Translations, check_run, make_model
 from benchmarks.sentences import ready_run
-from benchmarks.trace import IDLE, costs_of
+from benchmarks.trace import IDLE, costs_of, print_table
 from benchmarks.turns import System, Timed, agreement, check_peers, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS, Search, Workload
 from kernels.rates import INSTRUCTIONS, processor, product_rate
@@ -53,6 +54,9 @@ def lines(name, *arguments):
     ('decode', ['--workload=demo', '--dtype=float32'], 'error: --dtype does not apply to --workload=demo. Remove'),
     ('checkpoints', ['--folder=~nobody_of_this_name'], 'error: ~nobody_of_this_name: '),
     ('corpus', ['--folder=/proc'], 'error: --folder=/proc exists and is not empty. Use a new or an empty folder'),
+    *(('attention', [f'--lengths={lengths}'], f'error: --lengths={lengths}: must be whole numbers of at least 1')
+      for lengths in ('1k', '', '64,0')),
+    ('processes', ['--cells=['], 'error: --cells=[ is not a regular expression: unterminated character set'),
 ])
 def test_bad_command_lines(name, arguments, message):
     done = command(name, *arguments)
@@ -70,6 +74,18 @@ def test_peers_that_are_refused(monkeypatch):
         check_peers(['json'], libraries, 'bfloat16')
     check_peers([], libraries, 'bfloat16')
     check_peers(['json'], libraries, 'float32')
+
+
+def test_runs_whose_sentences_cannot_be_translated_are_refused():
+    workdir, recipe = pathlib.Path('runs/x'), configs.recipe('demo')
+    check_run(workdir, recipe, ['ctranslate2.int8'])
+    recipe.data.tokenizer.kind = 'char'
+    check_run(workdir, recipe, [])
+    with pytest.raises(UserError, match='--peers=ctranslate2.int8: the peers support only subwords, but runs/x has '
+                                        'config.data.tokenizer.kind=char. Use --peers= to measure only this project'):
+        check_run(workdir, recipe, ['ctranslate2.int8'])
+    with pytest.raises(UserError, match='--workdir=runs/x: task=language_model, but .* Use a run with task=transl'):
+        check_run(workdir, configs.recipe('stdlib_lm'), [])
 
 
 def test_a_run_on_a_gpu_is_not_compared_with_peers_on_the_cpu(monkeypatch):
@@ -228,32 +244,48 @@ def test_places(op_name, place):
     assert place_of(op_name) == place
 
 
-def test_costs_of_a_trace():
-    """Thread 1 runs 'a' (0 to 40 us) with 'b' inside (10 to 20); its task works on thread 2 from 30 to 60."""
-    STATS = ['hlo_op', 'hlo_module', '_p', '_c']
-    KINDS = ['op', *(f'ThreadpoolListener::{name}' for name in ('StartRegion', 'StopRegion', 'Record'))]
+STATS = ['hlo_op', 'hlo_module', '_p', '_c']
+KINDS = ['op', *(f'ThreadpoolListener::{name}' for name in ('StartRegion', 'StopRegion', 'Record'))]
 
-    def event(kind, begin, duration=0, **stats):
-        told = ''.join(
-            f'stats {{ metadata_id: {STATS.index(name) + 1} '
-            f'{"str_value" if isinstance(value, str) else "int64_value"}: {json.dumps(value)} }} '
-            for name, value in stats.items())
-        return (f'events {{ metadata_id: {KINDS.index(kind) + 1} offset_ps: {begin * 10**6} '
-                f'duration_ps: {duration * 10**6} {told} }}')
 
-    threads = [[event('op', 0, 40, hlo_op='a', hlo_module='m'), event('op', 10, 10, hlo_op='b', hlo_module='m'),
-                event(KINDS[3], 25, _p=9), event('op', 80, 20, hlo_op='b', hlo_module='m')],
-               [event(KINDS[1], 30, _c=9), event(KINDS[2], 60)]]
+def event(kind, begin, duration=0, **stats):
+    """Returns an event of a profile as text. Times are in microseconds."""
+    told = ''.join(
+        f'stats {{ metadata_id: {STATS.index(name) + 1} '
+        f'{"str_value" if isinstance(value, str) else "int64_value"}: {json.dumps(value)} }} '
+        for name, value in stats.items())
+    return (f'events {{ metadata_id: {KINDS.index(kind) + 1} offset_ps: {begin * 10**6} '
+            f'duration_ps: {duration * 10**6} {told} }}')
+
+
+def traced(*threads):
+    """Returns the costs of a profile with the events of each thread, {operation: cost}."""
     proto = 'planes { name: "/host:CPU" ' + ''.join(
         f'lines {{ id: {number} name: "thread {number}" {" ".join(events)} }} '
         for number, events in enumerate(threads)) + ''.join(
         f'{what} {{ key: {number} value {{ id: {number} name: "{name}" }} }} '
         for what, names in (('event_metadata', KINDS), ('stat_metadata', STATS))
         for number, name in enumerate(names, 1)) + '}'
-    costs = costs_of(ProfileData.from_serialized_xspace(ProfileData.text_proto_to_serialized_xspace(proto)).planes)
+    return costs_of(ProfileData.from_serialized_xspace(ProfileData.text_proto_to_serialized_xspace(proto)).planes)
+
+
+def test_costs_of_a_trace():
+    """Thread 1 runs 'a' (0 to 40 us) with 'b' inside (10 to 20); its task works on thread 2 from 30 to 60."""
+    costs = traced([event('op', 0, 40, hlo_op='a', hlo_module='m'), event('op', 10, 10, hlo_op='b', hlo_module='m'),
+                    event(KINDS[3], 25, _p=9), event('op', 80, 20, hlo_op='b', hlo_module='m')],
+                   [event(KINDS[1], 30, _c=9), event(KINDS[2], 60)])
     told = {name[1]: (cost.count, round(cost.seconds * 1e6), round(cost.thread_seconds * 1e6))
             for name, cost in costs.items()}
     assert told == {'a': (1, 50, 60), 'b': (2, 30, 30), IDLE[1]: (0, 20, 0)}
+
+
+def test_threads_and_speed_of_an_operation_do_not_depend_on_other_operations(capsys):
+    costs = traced(*([event('op', 0, 40, hlo_op=name, hlo_module='m')] for name in 'ab'))
+    assert [round(cost.seconds * 1e6) for cost in costs.values()] == [20, 20]
+    ops = {('m', name): Op(name, 'products', name, '', 40_000) for name in 'ab'}  # in 40 us
+    print_table(costs, ops, by=lambda op: (op.place,), top=2)
+    for line in capsys.readouterr().out.splitlines()[1:]:
+        assert line.split()[3:5] == ['1.00', '1'], line
 
 
 @pytest.mark.slow
@@ -315,3 +347,5 @@ def test_the_memory_of_a_corpus():
         'first batch', 'batches', 'batches, one of 64 hosts', 'next epoch']
     assert all(each['own_mb'] <= each['peak_mb'] for each in phases)
     assert summary['batches_taken'] == 2 and summary['batches_of_an_epoch'] > 2
+    for line, name in (phases[9], 'tokens_per_second'), (phases[10], 'tokens_per_second_of_a_host'):
+        assert summary[name] == pytest.approx(line['tokens_per_second'], rel=0.1)

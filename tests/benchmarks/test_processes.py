@@ -53,6 +53,15 @@ def test_statuses_that_a_launcher_would_misread_fail(cell):
         cell._judge([0, 75], [0, 0], both, 1)
     with pytest.raises(Failed, match=r'\[2, -9\], not \[75, -9\]'):
         cell._judge([2, -9], [75, -9], both, 1)
+    metrics = cell.folder / 'run' / 'metrics.jsonl'
+    metrics.parent.mkdir()
+    metrics.touch()  # train.py writes this file before the first step
+    with pytest.raises(Refused):
+        cell._judge([2, 2], [0, 0], both, 1)
+    metrics.write_text('{"step": 5}\n')
+    with pytest.raises(Failed):
+        cell._judge([2, 2], [0, 0], both, 1)
+    metrics.unlink()
     cell._starts = 2  # of a run that exists, status 2 is no refusal
     with pytest.raises(Failed):
         cell._judge([2, 2], [0, 0], both, 1)

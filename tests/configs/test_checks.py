@@ -247,6 +247,9 @@ def test_what_decides_over_an_option_is_an_option_or_a_part_of_a_task_with_such_
 def test_an_option_without_effect_decides_over_no_other():
     values = {'data.source': 'files', 'data.dir': 'a', 'data.file': 'b.txt', 'data.splits.train': 'mine'}
     assert [line.partition('=')[0] for line in checks.config_problems(changed(values))] == ['config.data.file']
+    values |= {'data.dir': '', 'data.validation_share': 0.0}
+    assert [line.partition('=')[0] for line in checks.config_problems(changed(values))] == [
+        'config.data.dir', 'config.data.file']
 
 
 def test_what_a_task_needs_of_decoding_is_what_its_answerer_uses():

@@ -1,5 +1,6 @@
 """What is said of a whole input: characters outside the vocabulary, and bits per byte of texts."""
 
+import dataclasses
 import io
 import json
 import logging
@@ -9,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs import base
+from configs import base, shakespeare_char
+from inference import generate
 from inference.columns import input_texts
 from inference.generate import Generator
 from inference.options import SearchOptions
@@ -162,7 +164,7 @@ class Validation(DocumentData):
     def documents(self, split):
         return iter(self._texts)
 
-    def plan(self, split):
+    def plan(self, split, rows=None):
         return self
 
     def __len__(self):
@@ -179,6 +181,25 @@ def test_unknown_characters_of_a_split_are_counted_in_its_results(letters, caplo
     assert results['unknown_tokens'] == 2 and 'test: 2 of 6 tokens are <unk>' in caplog.text
     results, _ = letters.score(Validation([[[BOS, 5, 6, 6]]]), 'test', base.get_config(), GREEDY)
     assert 'unknown_tokens' not in results
+
+
+def test_the_batch_size_bounds_the_windows_of_a_batch_and_does_not_change_the_scores(letters, tmp_path, monkeypatch):
+    config, shapes, evaluate = shakespeare_char.get_config(), [], generate.evaluate
+    config.update_from_flattened_dict({'cache_dir': str(tmp_path / 'cache'), 'data.file': str(tmp_path / 'text.txt'),
+                                       'data.context': 8, 'batch.rows': 16})
+    (tmp_path / 'text.txt').write_text('abc cab\n' * 100)
+    data = DocumentData(config, None)  # the last 80 characters are for validation: 11 windows
+
+    def recorded(step, params, batches):
+        return evaluate(step, params, (shapes.append(batch['targets'].shape) or batch for batch in batches))
+
+    monkeypatch.setattr(generate, 'evaluate', recorded)
+    monkeypatch.setattr(letters, 'generate', lambda prompts, options: [])
+    whole, small = (letters.score(data, 'validation', config, dataclasses.replace(GREEDY, batch_size=size))[0]
+                    for size in (128, 2))
+    assert shapes == [(16, 8), *[(2, 8)] * 6]
+    for name in 'n', 'loss', 'perplexity', 'accuracy', 'bits_per_byte':
+        assert small[name] == pytest.approx(whole[name], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ import subprocess
 
 import numpy as np
 import pytest
-import sklearn.metrics
 from sacrebleu.metrics.bleu import BLEU
 
 from analysis.pictures import attention_figure, chosen, save_figure
@@ -234,6 +233,7 @@ def test_targets_that_do_not_vary_have_no_r_squared(target):
 
 
 def test_several_targets_are_measured_one_by_one_and_on_average():
+    import sklearn.metrics  # here, because this import takes a second of each worker
     rng = np.random.default_rng(0)
     targets = rng.normal(size=(50, 3)) * [1, 1e6, 0]
     values = targets + rng.normal(size=(50, 3)) * [2, 1e5, 1]

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from configs.tasks import BUILTIN_ARRAYS
 from input_pipeline import dynamics, splits
@@ -59,6 +58,7 @@ def test_digits_are_split_evenly_and_apart():
     together = np.concatenate([data.inputs(split).reshape(-1, 64) for split in SPLITS])
     assert len(np.unique(together, axis=0)) == 1797  # no image twice, hence none in two splits
 
+    from sklearn.datasets import load_digits  # here, because this import takes a second of each worker
     bunch = load_digits()
     labels = {image.tobytes(): label for image, label in zip(
         np.round(bunch.data * (255 / 16)).astype(np.uint8), bunch.target, strict=True)}

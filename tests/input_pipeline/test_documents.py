@@ -58,6 +58,27 @@ def test_folder_of_a_split(tmp_path, kind):
     assert read(dir=tmp_path, documents=kind, validation_share=0.0) == ['first', 'nested', *CUT[kind]]
 
 
+def test_links_to_folders_are_followed_and_a_broken_link_is_an_error(tmp_path):
+    """Also if a link leads back to a folder that contains the link."""
+    for folder in 'train/a', 'elsewhere':
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / 'elsewhere/x').write_text('linked')
+    (tmp_path / 'elsewhere/again').symlink_to(tmp_path / 'train')
+    (tmp_path / 'train/a/b').symlink_to(tmp_path / 'elsewhere')
+    (tmp_path / 'train/c').write_text('plain')
+    assert read(dir=tmp_path, validation_share=0.0) == ['linked', 'plain']
+    (tmp_path / 'train/a/d').symlink_to(tmp_path / 'nowhere')
+    with pytest.raises(UserError, match='train/a/d is a broken symbolic link'):
+        read(dir=tmp_path, validation_share=0.0)
+
+
+def test_a_folder_without_files_does_not_hide_the_file_of_the_split(tmp_path):
+    (tmp_path / 'train').mkdir()
+    (tmp_path / 'train/.hidden').write_text('hidden')
+    (tmp_path / 'train.txt').write_text('text')
+    assert read(dir=tmp_path, validation_share=0.0) == ['text']
+
+
 def test_several_sets_of_a_test(tmp_path):
     for name in 'ab':
         (tmp_path / f'{name}.txt').write_text(name * 3)

@@ -115,6 +115,10 @@ def test_what_the_config_s_own_check_tells_breaks_nothing_here(folder, tmp_path,
         data_problems(config, OTHER)
 
 
+def test_a_file_that_the_task_does_not_use_does_not_stand_for_the_current_folder(tmp_path):
+    assert data_problems(config_of('', tmp_path, data__file='x.txt'), OTHER) == []
+
+
 def test_of_large_files_the_beginning_is_looked_at(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(problems, 'SMALL', 100)
     write(folder / 'train.tsv', [*(f'{line}\t{line}' for line in LINES * 20), 'alone'])

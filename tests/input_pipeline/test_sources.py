@@ -267,6 +267,13 @@ def test_tfds_dataset_on_disk(prepared):
     assert list(corpus.pairs('train')) == list(corpus.pairs('train'))
 
 
+def test_a_tfds_dataset_may_have_a_version_and_a_tilde(prepared, monkeypatch):
+    pairs = list(open_corpus(tfds_data(prepared)).pairs('train'))
+    assert list(open_corpus(tfds_data(prepared, name='tiny_translate/fr-en:1.0.0')).pairs('train')) == pairs
+    monkeypatch.setenv('HOME', str(prepared.parent))
+    assert list(open_corpus(tfds_data(f'~/{prepared.name}')).pairs('train')) == pairs
+
+
 def test_tfds_subsplits(prepared):
     parts = [list(open_corpus(tfds_data(prepared, train=part)).pairs('train'))
              for part in ('train[:50%]', 'train[50%:]', 'train[2:4]')]
@@ -283,6 +290,7 @@ def test_tfds_subsplits(prepared):
     ({'name': 'no_such/fr-en'}, r"data\.name='no_such/fr-en' cannot be opened in .*: Dataset no_such not found"),
     ({'name': 'tiny_translate/de-en'}, r"config\.data\.name='tiny_translate/de-en' cannot be opened in "),
     ({'name': 'no such'}, r"config\.data\.name='no such' cannot be opened in "),
+    ({'name': 'my-space:tiny_translate/fr-en:1.0.0'}, 'TFDS would download the code of this dataset and run it'),
     ({'target_lang': 'de'}, r'tiny_translate/fr-en: the dataset has the features en, fr, but it must have en and de '),
     ({'train': 'training'}, r"splits\.train='training' cannot .*Unknown split 'training'.* one of \['train', 'test'\]"),
     ({'train': 'train[:5'}, r"splits\.train='train\[:5' cannot .*Error parsing split"),

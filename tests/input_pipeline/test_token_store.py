@@ -77,7 +77,7 @@ def test_empty_and_long_pairs_are_dropped_and_counted(tokenizers, tmp_path, logg
     assert texts(store, tokenizers) == PAIRS
     assert (store.stats['pairs'], store.stats['dropped_empty'], store.stats['dropped_long']) == (len(PAIRS), 3, 2)
     assert 'train: 50 pairs' in logged.text
-    assert 'dropped 3 pairs with an empty side, and 2 longer than 64' in logged.text
+    assert 'dropped 3 pairs with an empty side, and 2 with more than 64 tokens, including the end token' in logged.text
 
 
 def test_max_length_counts_the_end_token(tokenizers, tmp_path):

@@ -11,11 +11,12 @@ import pytest
 pytest.importorskip('safetensors', reason="it is in the extra 'interchange', and is not installed here")
 
 from interchange.export import export
+from run_directory.records import RECIPE
 from runtime.errors import UserError
 from runtime.folders import UNFINISHED
 from tests.interchange.small_models import write_small
 from tests.interchange.test_changed_files import content
-from training.imported import RECIPE, import_weights
+from training.imported import import_weights
 
 ROOT = Path(__file__).parents[2]
 # The config of a run may be edited, so it has no checksum.

@@ -20,7 +20,7 @@ from input_pipeline.tokens import BOS, EOS
 from interchange import export as export_module
 from interchange.export import export
 from interchange.folders import read_models
-from interchange.huggingface import write_huggingface
+from interchange.huggingface import read_huggingface, write_huggingface
 from interchange.safetensors_folder import write_safetensors
 from interchange.tokenizer_files import with_dummy_prefix
 from runtime.errors import UserError
@@ -72,7 +72,7 @@ def test_a_run_with_edits_is_exported_only_in_our_own_format(format, tmp_path):
     trained.config.train.edits = '[{"edit": "zero", "place": "encoder/layers_0"}]'
     write_safetensors(trained, tmp_path / 'run')
     with pytest.raises(UserError, match=f'run was trained with config.train.edits, which {format} cannot apply. Use '
-                                        '--to=safetensors'):
+                                        'the format safetensors'):
         export(tmp_path / 'run', tmp_path / 'export', format)
     assert [path.name for path in tmp_path.iterdir()] == ['run']
     export(tmp_path / 'run', tmp_path / 'export', 'safetensors')
@@ -128,9 +128,9 @@ def test_an_export_names_the_start_token_that_its_format_merges_with_the_end_tok
 
 
 @pytest.mark.parametrize('to, quantization, message', [
-    ('onnx', None, '--to=onnx: there is no such format. Use ctranslate2, huggingface, safetensors'),
-    ('safetensors', 'int8', '--quantization does not apply to --to=safetensors. Remove'),
-    ('ctranslate2', 'int3', '--quantization=int3: there is no such type. Use float32, int8, float16')])
+    ('onnx', None, '^to=onnx: there is no such format. Use ctranslate2, huggingface, safetensors'),
+    ('safetensors', 'int8', '^quantization=int8 does not apply to the format safetensors. Remove this argument'),
+    ('ctranslate2', 'int3', '^quantization=int3: there is no such type. Use float32, int8, float16')])
 def test_the_format_of_an_export_is_checked_before_the_run_is_read(to, quantization, message, tmp_path):
     with pytest.raises(UserError, match=message):
         export(tmp_path / 'none', tmp_path / 'new', to, quantization=quantization)
@@ -161,6 +161,31 @@ def test_weights_of_nan_are_imported_only_when_asked_for_and_a_search_names_the_
     for options in GREEDY, SearchOptions(beam=2, extra_length=3):
         with pytest.raises(UserError, match='/run: the search finds no output, .* parameters and logits are NaN'):
             run.generate(['the'], options)
+
+
+def test_parameters_of_nan_are_not_exported_to_our_own_format_and_not_opened(tmp_path):
+    trained, path = write_small('own', tmp_path / 'model'), tmp_path / 'model' / 'model.safetensors'
+    table = np.full(trained.params['embedding']['embedding'].shape, np.nan, np.float32)
+    with pytest.raises(UserError, match='model: the parameter embedding/embedding contains NaN or infinity: .* '
+                                        'Export another checkpoint of the run$'):
+        write_safetensors(trained._replace(params=trained.params | {'embedding': {'embedding': table}}), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ['model']
+    path.write_bytes(with_arrays(**{'embedding/embedding': lambda _: table})(path.read_bytes()))
+    with pytest.raises(UserError, match='array embedding/embedding contains NaN .* Export another checkpoint'):
+        read_models([tmp_path / 'model'], 'best')
+
+
+def test_an_import_warns_if_texts_begin_differently_with_the_recipe(tmp_path, caplog):
+    write_small('llama', tmp_path / 'model')
+    recipe = configs.recipe('stdlib_lm')
+    read_huggingface(tmp_path / 'model', recipe=recipe)
+    assert (f'config.data.packing=packed: texts begin with the start token, but the tokenizer of {tmp_path}/model adds '
+            'no start token to a text. To begin texts as in the original model, set config.data.packing=contiguous'
+            ) in caplog.text
+    caplog.clear()
+    recipe.data.packing = 'contiguous'
+    read_huggingface(tmp_path / 'model', recipe=recipe)
+    assert 'config.data.packing' not in caplog.text
 
 
 @pytest.mark.fast_cases(1)

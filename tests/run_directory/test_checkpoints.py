@@ -1,6 +1,7 @@
 import hashlib
 import json
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,29 @@ def test_the_last_and_the_best_are_kept(saved):
                 checkpoints.resolve(choice)
 
 
+def test_an_old_best_checkpoint_is_not_one_of_the_last_after_keep_last_is_raised(saved):
+    with open_checkpoints(saved, metric='loss', keep_last=3) as checkpoints:
+        with pytest.raises(UserError, match='only 2 of the last checkpoints, at steps 5, 6'):
+            checkpoints.resolve('average:3')
+        checkpoints.restore(state(0))
+        checkpoints.save(7, state(7), {})
+        checkpoints.wait()
+        assert checkpoints.resolve('average:3') == [5, 6, 7]
+
+
+def test_an_evaluation_of_a_step_that_is_repeated_does_not_decide_which_checkpoints_are_kept(tmp_path):
+    with open_checkpoints(tmp_path, metric='loss', keep_last=1) as checkpoints:
+        for step, loss in ((1, 2.0), (2, 1.0)):
+            checkpoints.save(step, state(step), {})
+            evaluated(tmp_path, checkpoints, step, 'loss', loss)
+    shutil.rmtree(tmp_path / 'checkpoints' / '2')
+    with open_checkpoints(tmp_path, metric='loss', keep_last=1) as checkpoints:
+        checkpoints.restore(state(0))
+        checkpoints.save(2, state(2), {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [1, 2]
+
+
 @pytest.mark.parametrize('saves', [5, 1], ids=['one process', 'resumed before every save'])
 def test_a_checkpoint_of_a_signal_is_not_one_of_the_last(tmp_path, saves):
     expected = [([1], [1]), ([2], [2]), ([2, 4], [2, 4]), ([2, 4, 5], [2, 4]), ([4, 6], [4, 6])]
@@ -86,20 +110,22 @@ def test_checkpoints_of_smaller_intervals_and_of_an_earlier_last_step_count(tmp_
         assert checkpoints.steps() == checkpoints.resolve('average:4') == [800, 900, 950, 1000]
 
 
-@pytest.mark.parametrize('change', ['earlier version', 'damage'])
-def test_a_checkpoint_that_does_not_say_why_it_was_saved_counts(tmp_path, change):
+@pytest.mark.parametrize('change, last', [
+    ('damage', [2, 3]), ('earlier version', [2, 3]), ('earlier version with the reason', [1, 2])])
+def test_a_checkpoint_without_the_last_scheduled_steps_counts_unless_a_signal_is_its_reason(tmp_path, change, last):
     with open_checkpoints(tmp_path, keep_last=2) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, state(step), {}, scheduled=step < 3)
     if change == 'damage':
         (tmp_path / 'checkpoints' / '3' / 'progress' / 'metadata').write_text('[]')
     else:
-        without('scheduled', tmp_path / 'checkpoints' / '3')
+        without('last_scheduled', tmp_path / 'checkpoints' / '3',
+                **({'scheduled': False} if change == 'earlier version with the reason' else {}))
     with open_checkpoints(tmp_path, keep_last=2) as checkpoints:
-        assert checkpoints.resolve('average:2') == [2, 3]
+        assert checkpoints.resolve('average:2') == last
         checkpoints.save(4, state(4), {})
         checkpoints.wait()
-        assert checkpoints.steps() == [3, 4]
+        assert checkpoints.steps() == [last[-1], 4]
 
 
 def test_a_higher_bleu_is_better(tmp_path):
@@ -120,15 +146,17 @@ def test_restored_state_is_the_saved_one(saved):
 
 
 def test_averaged_parameters_are_the_mean(saved):
-    with open_checkpoints(saved, metric='loss', keep_last=3) as checkpoints:
-        params, steps = checkpoints.parameters('average:3')
-        assert steps == [2, 5, 6]
-        np.testing.assert_allclose(params['w'], np.full((2, 3), (2 + 5 + 6) / 3), rtol=1e-6)
+    with open_checkpoints(saved, metric='loss', keep_last=2) as checkpoints:
+        params, steps = checkpoints.parameters('average:2')
+        assert steps == [5, 6]
+        np.testing.assert_allclose(params['w'], np.full((2, 3), (5 + 6) / 2), rtol=1e-6)
         assert checkpoints.parameters('latest')[0]['w'][0, 0] == 6
 
 
-@pytest.mark.parametrize('name', ['c#', '50%', 'a%20b', 'what?'])
+@pytest.mark.parametrize('name', ['c#', '50%', 'a%20b', 'what?', 'sub/../run', 'link/../run'])
 def test_the_path_of_a_run_is_not_a_url(tmp_path, name):
+    (tmp_path / 'sub' / 'folder').mkdir(parents=True)
+    (tmp_path / 'link').symlink_to(tmp_path / 'sub' / 'folder')
     (tmp_path / name).mkdir()
     with open_checkpoints(tmp_path / name) as checkpoints:
         checkpoints.save(1, state(1), {})
@@ -151,7 +179,7 @@ def test_for_the_parameters_nothing_else_is_read(tmp_path, monkeypatch):
     assert read == [{'opt_state/1/average/w'}, {'params/w'}]
 
 
-@pytest.mark.parametrize('choice', ['average:9', 'average:0', '4', 'bset', 'best:0', 'best:', 'raw:4', 'raw:'])
+@pytest.mark.parametrize('choice', ['average:0', '4', 'bset', 'best:0', 'best:', 'raw:4', 'raw:'])
 def test_a_checkpoint_that_is_not_there_is_an_error(saved, choice):
     with (open_checkpoints(saved, metric='loss', keep_last=3) as checkpoints,
           pytest.raises(UserError, match='2, 5, 6')):
@@ -219,10 +247,13 @@ def test_other_arrays_are_refused_and_are_no_damage(other, earlier, tmp_path, ca
         assert again.step == 2  # and it was marked as nothing
 
 
-def without(name, checkpoint):
-    """Removes an entry of `progress` that earlier versions did not write, and updates the checksum of `progress`."""
+def without(name, checkpoint, **replacement):
+    """Removes an entry of `progress` that earlier versions did not write, and updates the checksum of `progress`.
+
+    `replacement` is an entry that earlier versions wrote instead.
+    """
     path = checkpoint / 'progress' / 'metadata'
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text()) | replacement
     del content[name], content['sha256']
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(content | {'sha256': digest}))
@@ -310,4 +341,10 @@ def test_checkpoints_that_are_lost_are_missed_but_not_those_that_never_were(tmp_
         assert checkpoints.restore(state(0)) is None
     (tmp_path / 'metrics.jsonl').write_text('{"step": 3, "train_loss": 2.5}\n{"step": 4, "validation_loss": 2.5}\n')
     with open_checkpoints(tmp_path, metric='loss') as checkpoints, pytest.raises(UserError, match='to step 4'):
+        checkpoints.restore(state(0))
+
+
+def test_an_imported_run_without_its_weights_does_not_begin_with_random_parameters(tmp_path):
+    (tmp_path / 'recipe.py').touch()
+    with open_checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match='checkpoints/0 .* is missing'):
         checkpoints.restore(state(0))

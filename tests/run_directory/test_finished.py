@@ -21,11 +21,14 @@ def test_a_run_is_finished_if_its_newest_checkpoint_is_evaluated_and_nothing_rem
     assert finished_at(copy / 'none', tiny_config(cache)) is None
 
 
-def test_a_run_without_patience_left_is_finished_until_it_may_wait_longer(whole, copy, cache):
+def test_a_run_without_patience_left_is_finished_until_it_may_wait_longer(copy, cache, said):
     lines = ''.join(f'{{"step": {step}, "validation_accuracy": {value}}}\n' for step, value in ((3, 0.5), (6, 0.4),
                                                                                               (9, 0.3)))
     (copy / 'metrics.jsonl').write_text(lines + '{"step": 12, "validation_accuracy": 0.9}\n')  # after the checkpoint
     assert [finished_at(copy, tiny_config(cache, eval__patience=patience)) for patience in (0, 2, 3)] == [None, 9, None]
+    start(copy, tiny_config(cache, eval__patience=2, train__steps=20))
+    assert ('this run is finished, at step 9, because validation_accuracy has not improved for 2 evaluations. To '
+            'continue, raise config.eval.patience') in said.text
 
 
 def test_a_finished_run_opens_no_data_and_records_a_changed_option(whole, tmp_path, cache, monkeypatch, said):

@@ -142,6 +142,11 @@ def test_a_change_of_the_mesh_promises_nothing_about_dropout_by_pmap():
         assert 'with pmap and dropout, results differ more' in run_directory.may_change(f'parallel.{option}')
 
 
+@pytest.mark.parametrize('option', ['beam', 'alpha', 'patience', 'extra_length', 'temperature', 'top_k', 'top_p'])
+def test_a_change_of_the_search_is_said_to_change_the_scores_of_evaluations(option):
+    assert 'not comparable with earlier scores' in run_directory.may_change(f'decode.{option}')
+
+
 def test_the_lease_is_checked_where_there_are_no_locks(copy, cache):
     with RunDirectory(str(copy), tiny_config(cache)) as directory:
         directory.check_lease()

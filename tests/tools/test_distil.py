@@ -17,7 +17,7 @@ from configs import demo
 from input_pipeline.sources import open_corpus
 from runtime.errors import UserError
 from tests.scripts import ROOT, WORDS
-from tools.student_corpus import write_corpus, write_pairs
+from tools.student_corpus import file_name, write_corpus, write_pairs
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +108,11 @@ def test_held_out_splits_keep_their_names_and_equal_names_are_numbered(run, data
     assert flags == [f'--config.data.{option}' for option in (
         'source=files', f'dir={new}', 'source_lang=en', 'target_lang=xx', 'splits.train=train',
         'splits.validation=de-v', 'splits.test=test_1,test_2,de-v-2')]
+
+
+def test_a_split_of_all_files_is_named_after_its_role():
+    assert file_name('*', 'validation', {'train'}) == 'validation'
+    assert file_name('**', 'test', {'train', 'test'}) == 'test-2'
 
 
 def test_pairs_within_a_language_are_written_as_tables(tmp_path):

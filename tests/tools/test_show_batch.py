@@ -20,7 +20,7 @@ def test_demo_batch(tmp_path):
     done = show('--config=configs/demo.py', '--step=3', f'--config.cache_dir={tmp_path}')
     assert done.returncode == 0, done.stderr
     train, step = done.stderr.splitlines()[-2:]
-    assert re.fullmatch(r'train: 20000 pairs, \d+ source and \d+ target tokens; dropped 0 .*, and 0 longer .*', train)
+    assert re.fullmatch(r'train: 20000 pairs, \d+ source and \d+ target tokens; dropped 0 .*, and 0 with .*', train)
     rows, length = map(int, re.match(r'step 3 \(epoch 0, batch 3 of \d+\): (\d+) x (\d+) positions', step).groups())
     lines = done.stdout.splitlines()
     assert 0 < len(lines) <= rows

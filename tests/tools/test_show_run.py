@@ -6,6 +6,7 @@ import pathlib
 from analysis.compare import RunRecord
 from configs import base
 from configs.options import flatten
+from tools import show_run
 from tools.show_run import progress_lines
 
 
@@ -14,3 +15,13 @@ def test_an_evaluation_that_found_no_number_is_not_the_best():
     curves = {'validation_loss': [(2, math.nan), (4, 3.5), (6, 3.0), (8, 3.0)]}
     lines = list(progress_lines(RunRecord('run', pathlib.Path('run'), {}, config, curves, {})))
     assert lines[-2:] == ['validation at step 8: loss 3', 'best loss: 3 at step 6']
+
+
+def test_values_begin_in_one_column_after_the_longest_heading(tmp_path, monkeypatch, capsys):
+    sections = [('run', ['a', 'b']), ('validation scores', ['bleu 41.02'])]
+    monkeypatch.setattr(show_run, 'load_runs', lambda folders: folders)
+    monkeypatch.setattr(show_run, 'describe', lambda run: iter(sections))
+    (tmp_path / 'config.json').touch()
+    show_run.main(str(tmp_path))
+    assert capsys.readouterr().out.splitlines() == [
+        'run                a', '                   b', 'validation scores  bleu 41.02']

@@ -29,6 +29,7 @@ def test_indexes_of_pip_become_indexes_of_uv():
         'UV_DEFAULT_INDEX': 'https://of.variable/simple', 'UV_INDEX': 'https://one/simple https://two/simple',
         'UV_FIND_LINKS': '/wheels,/more,wheels', 'UV_INDEX_STRATEGY': 'unsafe-best-match'}
     assert uv_environment({}) == {}
+    assert uv_environment({'cert': ' /my certificates/ca.pem\n'}) == {'SSL_CERT_FILE': '/my certificates/ca.pem'}
 
 
 def test_uv_runs_with_the_settings_of_pip_and_in_this_environment(tmp_path):

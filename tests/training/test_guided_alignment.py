@@ -16,8 +16,8 @@ from input_pipeline import builtin
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
 from input_pipeline.sources import open_corpus
-from input_pipeline.token_links import SPACES, word_numbers
-from input_pipeline.tokenizer import EOS
+from input_pipeline.token_links import SPACES, word_numbers, words_of_tokens
+from input_pipeline.tokenizer import EOS, train_tokenizer
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
 from model.places import place
@@ -126,9 +126,24 @@ def test_the_built_in_corpus_has_links(monkeypatch):
 
 
 def test_white_space_belongs_to_the_next_word():
-    numbers, count = word_numbers(['▁a'.replace('▁', ' ').encode(), b'b', b' ', b'\xc2', b'\xa0', b'c d', b' '])
-    assert (numbers.tolist(), count) == ([0, 0, 1, 1, 1, 1, 3], 3)
-    assert word_numbers([])[1] == 0
+    numbers = word_numbers([b' a', b'b', b' ', b'\xc2', b'\xa0', b'c d', b' '], [b' ab', b'c', b'd'])
+    assert numbers.tolist() == [0, 0, 1, 1, 1, 1, 3]
+    assert word_numbers([], []).tolist() == []
+
+
+@pytest.mark.parametrize('kind, text, words', [
+    ('bpe', ' it´s  a dog ', ['it \u0301s', 'a', 'dog']),
+    ('bpe', 'a \ufdfa \u0301s dog', ['a', 'صلى الله عليه وسلم', '\u0301s', 'dog']),
+    ('char', 'it\u2003s a dog', ['it', 's', 'a', 'dog'])])
+def test_words_are_those_of_the_text_if_a_token_has_other_white_space(kind, text, words):
+    """NFKC adds white space to some characters. The unknown token of U+2003 has no white space."""
+    tokenizer = train_tokenizer(['it´s a dog \ufdfa', 'one two'], kind=kind, vocab_size=285, split_digits=False,
+                                normalization='nfkc')
+    tokens = tokenizer.encode(text)
+    numbers, count = words_of_tokens(tokenizer, tokens, text)
+    written = [b''.join(tokenizer.bytes_of(token) for token, number in zip(tokens, numbers, strict=True)
+                        if number == word).decode().strip() for word in range(count)]
+    assert written == words
 
 
 def test_white_space_is_that_of_python():
