@@ -1,8 +1,10 @@
-"""The paper's base Transformer on the built-in corpus. Every recipe starts from this config.
+"""The paper's base Transformer on the built-in corpus, with a smaller batch and vocabulary than in the paper.
 
-`configs/options.py` lists all options with their meaning. Any option can be set on the command line:
---config.model.num_layers=2. An unknown name is an error, so a typo never trains the wrong model. It is also an error to
-set an option that has no effect with the selected model, task, data source or kind of tokenizer.
+Every recipe starts from this config. `configs/options.py` lists all options with their meaning.
+
+Any option can be set on the command line: --config.model.num_layers=2. An unknown name is an error, so a typo never
+trains the wrong model. It is also an error to set an option that has no effect with the selected model, task, data
+source or kind of tokenizer.
 """
 
 from ml_collections import ConfigDict

@@ -1,14 +1,15 @@
 """The table of options: name, default, meaning, allowed values, and the models and tasks that use an option.
 
 The defaults (`configs/base.py`), the checks (`configs/checks.py`), the help of the commands and the page
-docs/options.md (python -m tools.options_page) are made from this table. Defaults are the values of the paper's base
-model (section 5), where the paper gives a value.
+docs/options.md (python -m tools.options_page) are made from this table. The defaults of the model, the optimizer and
+the search are the values of the paper's base model (sections 3, 5 and 6.1), if the paper gives a value. The batch and
+the vocabulary are smaller than in the paper: `configs/wmt14_base.py` has the paper's values.
 
 Some options have an effect only for some models or tasks, or only with some values of other options. The field `only`
-of an option lists these models, tasks and values. In all other cases, it is an error to set the option. Two options may
-always be set, because one recipe or sweep may use several sources or position schemes: data.name (without effect on
-files and on built-in text) and model.max_length (without effect on positions that are not learned). In `only`,
-'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
+of an option lists these models, tasks and values. In all other cases, it is an error to set the option. Two options are
+ignored if they have no effect, because one recipe or sweep may use several sources or position schemes: data.name
+(files and built-in text have no names), and model.max_length of a Transformer or a language model whose positions are
+not learned. In `only`, 'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
 """
 
 import dataclasses

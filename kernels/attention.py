@@ -14,7 +14,7 @@ def in_chunks(function: Callable[[dict[str, Array], Array], Array],
     """Applies `function` to at most `chunk` rows at a time, and returns the outputs of all rows.
 
     The backward pass recomputes each chunk instead of keeping the intermediate values (Rabe and Staats 2021,
-    arXiv:2112.05682, section 3).
+    arXiv:2112.05682).
 
     Args:
       function: maps a chunk of the rows, and the index of the chunk, to an array [batch, rows, ...].

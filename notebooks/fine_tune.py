@@ -153,8 +153,9 @@ allyouneed.attention_figure(np.array(panels), *run.model.axes(output)['encoder']
 # ## Fewer trained parameters: low-rank adapters
 #
 # LoRA ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)) does not change the matrices, but trains low-rank
-# differences, $W + \frac{\alpha}{r} B A$, here for $W_q$ and $W_v$. It needs a higher learning rate. `allyouneed.load`
-# returns the sums, so the run is used like any other run.
+# differences, $W + \frac{\alpha}{r} A B$, here for $W_q$ and $W_v$. (The paper writes $B A$, because its matrices are
+# transposed.) LoRA needs a higher learning rate. `allyouneed.load` returns the sums, so the run is used like any other
+# run.
 
 # %%
 adapted = allyouneed.train(recipe(peak=1e-2, lora_rank=8), folder / 'adapted')

@@ -14,10 +14,13 @@ HEAD = """# Options
 not the page.
 
 Each option can be set as a flag, `--config.model.num_layers=2`, or in a recipe, `config.model.num_layers = 2`. The
-defaults are the values of the paper's base model (*Attention Is All You Need*, section 5), if the paper gives a value.
-It is an error to set an option that has no effect with the other values of the config. There are two exceptions,
-`data.name` and `model.max_length`: without an effect, they are ignored. Options with the mark
-\N{ANTICLOCKWISE OPEN CIRCLE ARROW} may get a new value when a run resumes.
+defaults of the model, the optimizer and the search are the values of the paper's base model (*Attention Is All You
+Need*, sections 3, 5 and 6.1), if the paper gives a value. The batch and the vocabulary are smaller than in the paper:
+`configs/wmt14_base.py` has the paper's values.
+
+It is an error to set an option that has no effect with the other values of the config. Two options are ignored if they
+have no effect: `data.name`, and `model.max_length` of a Transformer or a language model whose positions are not
+learned. Options with the mark \N{ANTICLOCKWISE OPEN CIRCLE ARROW} may get a new value when a run resumes.
 
 """
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs.options import AXES
-from runtime.errors import UserError
 from tools.ahead import Ahead, Figures, Recipe, TooLarge, assumed_sizes, devices_of, keep, vocabulary_size
 from tools.chips import Bounds, Topology
 from tools.formula import KINDS, bounds, candidates, estimate
+from training.mesh import mesh_sizes
 from training.summary import duration
 
 log = logging.getLogger('allyouneed.plan')
@@ -97,16 +96,7 @@ def sizes_of_mesh(config: ConfigDict, topology: Topology) -> dict[str, int]:
     Raises:
       UserError: if the product of the sizes is not the number of devices.
     """
-    sizes = {axis: config.parallel[axis] for axis in AXES}
-    product = 1
-    for size in sizes.values():
-        product *= size if size != -1 else 1
-    sizes = {axis: topology.devices // product if size == -1 else size for axis, size in sizes.items()}
-    if sizes['data'] * sizes['fsdp'] * sizes['tensor'] != topology.devices:
-        requested = ', '.join(f'{axis}={config.parallel[axis]}' for axis in AXES)
-        raise UserError(f'config.parallel: the product of {requested} must be {topology.devices}, the number of '
-                        f'devices of {topology}. Set one axis to -1 to use all devices')
-    return sizes
+    return mesh_sizes(config.parallel, topology.devices, f'{topology} has {topology.devices} devices')
 
 
 def compiled(config: ConfigDict, topology: Topology, length: int | None = None, path: Path | None = None, *,

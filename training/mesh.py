@@ -48,17 +48,31 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
       UserError: if the product of the sizes is not the number of devices.
     """
     devices = devices or jax.devices()
-    sizes = [config[axis] for axis in AXES]
-    fixed = math.prod(size for size in sizes if size != -1)
-    advice = f'Set the other axes to sizes whose product divides {len(devices)}' if -1 in sizes else (
-        'Set one axis to -1 to use all devices')
-    sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
-    if math.prod(sizes) != len(devices):
-        requested = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
-        raise UserError(f'config.parallel: the product of {requested} must be the number of devices, but there are '
-                        f'{len(devices)} devices ({devices[0].device_kind}). {advice}')
+    sizes = mesh_sizes(config, len(devices), f'there are {len(devices)} devices ({devices[0].device_kind})')
     # jax.make_mesh makes Explicit axes by default, and look-ups in a table of embeddings fail on Explicit axes.
-    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def mesh_sizes(config: ConfigDict | Mapping[str, Any], count: int, available: str) -> dict[str, int]:
+    """Returns the sizes of `config.parallel`, with -1 replaced by the remaining number of devices.
+
+    Args:
+      config: config.parallel.
+      count: the number of devices.
+      available: the devices in words, for the message: 'there are 8 devices'.
+
+    Raises:
+      UserError: if the product of the sizes is not the number of devices.
+    """
+    fixed = math.prod(config[axis] for axis in AXES if config[axis] != -1)
+    sizes = {axis: count // fixed if config[axis] == -1 else config[axis] for axis in AXES}
+    if math.prod(sizes.values()) != count:
+        requested = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
+        advice = ('Set one axis to -1 to use all devices' if all(config[axis] != -1 for axis in AXES) else
+                  f'Set the other axes to sizes whose product divides {count}')
+        raise UserError(f'config.parallel: the product of {requested} must be the number of devices, but {available}. '
+                        f'{advice}')
+    return sizes
 
 
 def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:

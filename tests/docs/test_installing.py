@@ -34,6 +34,12 @@ def test_an_editable_install_is_right(command):
     assert [*wrong_commands(f'run `pip install {command}`')] == []
 
 
+def test_no_page_installs_by_make_without_a_target():
+    """`make` lists the targets."""
+    pages = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').glob('*.md')]
+    assert [page.name for page in pages if '`make`' in page.read_text('utf-8')] == []
+
+
 def test_pages_notebooks_and_messages_install_this_project_editable():
     patterns = '*.md', '*.py', '*.ipynb', '*.sh', '*.yaml', ':!tests', ':!CHANGELOG.md'
     files = subprocess.run(['git', 'ls-files', '-z', *patterns], cwd=ROOT, capture_output=True, text=True,

@@ -1,9 +1,13 @@
 """Links, tests and lines of code that the pages name exist; and the checker of links itself."""
 
+import dataclasses
 import importlib.util
 import re
 import textwrap
 from pathlib import Path
+
+from input_pipeline.data import Data
+from model.cache import Cache
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location('links', ROOT / 'docs' / 'links.py')
@@ -57,3 +61,12 @@ def test_the_snippets_of_contributing_are_lines_of_the_code():
     assert len(snippets) >= 4
     for snippet in map(textwrap.dedent, snippets):
         assert any(textwrap.indent(snippet, ' ' * margin) in code for margin in (0, 4)), snippet
+
+
+def test_contributing_names_the_fields_of_a_cache_and_the_members_of_data():
+    page = (ROOT / 'CONTRIBUTING.md').read_text('utf-8')
+    fields = re.search(r'has four fields\.(.*?)\n\n', page, re.DOTALL)[1]
+    assert set(re.findall(r'`(\w+)`', fields)) == {field.name for field in dataclasses.fields(Cache)}
+    members = re.search(r'^\| data \|.*\| `DATA`: (.*?);', page, re.MULTILINE)[1]
+    assert set(re.findall(r'`(\w+)`', members)) == {
+        name for name in (*Data.__annotations__, *vars(Data)) if not name.startswith('_')}

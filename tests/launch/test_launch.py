@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+from configs import multi30k_best
 from runtime.preemption import STOPPED
 from runtime.processes import detected
 from tests.jobs import free_port
@@ -302,6 +303,10 @@ def test_the_steps_of_the_best_recipe_go_on_after_a_stop(tmp_path):
     assert student == ('train.py --config=configs/multi30k_best.py --workdir=best --config.seed=3 '
                        '--config.data.dir=distilled --config.data.splits.train=train,distilled')
     assert scores == 'decode.py --workdir=best --checkpoint=average:10 --split=test'
+    docstring = multi30k_best.__doc__.replace('\\\n', ' ').replace('RUNS/', '').replace('=DIR', '=my pairs')
+    documented = re.findall('^    python (.*)', docstring, re.MULTILINE)
+    for words, command in zip(documented, (first, second, translations, student, scores), strict=True):
+        assert set(words.split()) <= set(command.replace('.partial', '').split())
     assert steps('nowhere') == ([first, second, student, scores], 0)  # the translations exist already
     shutil.rmtree(runs / 'distilled')
     assert steps('dropout=0.2') == ([first, second], 75)
