@@ -9,9 +9,7 @@ silently cast and pad the arrays.
 """
 
 import contextlib
-import hashlib
 import itertools
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,12 +25,12 @@ from configs.tasks import goodness
 from model import Params
 from model.adapters import merged
 from run_directory.checksums import by_path, checksums, path_tree, refuse_other_arrays, shapes
+from run_directory.damage import Damaged, compare_checksums, damage_agreed, digest, read_progress
 from run_directory.records import METRICS_FILE, RECIPE, STEP, evaluations, saved_steps
 from run_directory.stored import read_arrays, stored_paths
 from runtime.agreement import different, exchange, from_leader, is_leader
 from runtime.errors import UserError, full_disk_explained
 from runtime.files import check_name
-from runtime.processes import lost
 from runtime.rendezvous import listed
 
 if TYPE_CHECKING:  # slow to import, and not needed to read parameters
@@ -41,17 +39,6 @@ if TYPE_CHECKING:  # slow to import, and not needed to read parameters
 RAW = 'raw:'  # prefix of a checkpoint choice, as in 'raw:best': use the parameters, not their moving average
 
 log = logging.getLogger('allyouneed.checkpoints')
-
-
-class Damaged(Exception):
-    """Raised if a checkpoint cannot be read, or if its values differ from the values that were written."""
-
-
-def refuse_pipes(folder: Path) -> None:
-    """Raises Damaged if a checkpoint's folder contains a pipe or a device, because reading a pipe might never end."""
-    for path in [folder, *sorted(folder.rglob('*'))]:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise Damaged(f'{path.relative_to(folder)} is a pipe or a device, not a file')
 
 
 def described(folder: Path) -> Any:
@@ -134,7 +121,7 @@ class Checkpoints:
         with full_disk_explained(self._no_room):
             saved = self._manager.save(step, args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
-                progress=ocp.args.JsonSave(content | {'sha256': _digest(content)})))
+                progress=ocp.args.JsonSave(content | {'sha256': digest(content)})))
         if not saved:
             raise UserError(f'step {step} was not saved: another program has written the checkpoint of step '
                             f'{self.steps()[-1]} in {self._folder}. Stop that program, then run the same command again')
@@ -146,7 +133,7 @@ class Checkpoints:
 
     def _compare(self, step: int, leaves: Mapping[str, list[int]]) -> None:
         # Each process computes the checksum of a replicated array from its own copy, so different copies are detected.
-        if processes := different(f'the checksums of step {step}', _digest(leaves)):
+        if processes := different(f'the checksums of step {step}', digest(leaves)):
             raise UserError(f'{listed(processes)} and process 0 have different parameters or optimizer states at step '
                             f'{step}. This step is not saved. {_still_valid(self.steps())}. Run the same command '
                             'again. If the error occurs again, compare the library versions and the machines')
@@ -281,7 +268,7 @@ class Checkpoints:
 
         folder = self._folder / str(step)
         with damage_agreed(folder):
-            content, stored = _progress(folder), described(folder / 'state')
+            content, stored = read_progress(folder), described(folder / 'state')
             expected, unchecked = content['leaves'], shapes(stored)
             # `progress` contains the shapes, protected by a checksum. Earlier versions did not write the shapes there.
             saved = content.get('shapes') or {path: unchecked[path] for path in expected}
@@ -295,7 +282,7 @@ class Checkpoints:
             read = by_path(reader.restore(folder / 'state', args=ocp.args.PyTreeRestore(  # pyright: ignore[reportArgumentType]
                 asked, restore_args=ocp.checkpoint_utils.construct_restore_args(asked))))
         with damage_agreed(folder):  # now all processes have their shards, and compute the checksums together
-            _compare_checksums({path: read[path] for path in places}, expected)
+            compare_checksums({path: read[path] for path in places}, expected)
         return jax.tree.map(read.__getitem__, path_tree(like)), content['progress']
 
     def _read_parameters(self, step: int, raw: bool) -> Params:
@@ -315,10 +302,10 @@ class Checkpoints:
 
         use, folder = without_average if raw else parameters_to_use, self._folder / str(step)
         with damage_agreed(folder):
-            expected, stored = _progress(folder)['leaves'], stored_paths(folder / 'state')
+            expected, stored = read_progress(folder)['leaves'], stored_paths(folder / 'state')
             wanted = use(stored['params'], stored.get('opt_state'))
             read = read_arrays(folder / 'state', jax.tree.leaves(wanted))
-            _compare_checksums(read, {path: expected.get(path) for path in read})
+            compare_checksums(read, {path: expected.get(path) for path in read})
         return merged(jax.tree.map(read.__getitem__, wanted))
 
     def _open_manager(self) -> 'ocp.CheckpointManager':
@@ -367,7 +354,7 @@ class Checkpoints:
             for step in self.steps():
                 content = {}
                 with contextlib.suppress(Exception):  # a damaged file may raise any type of exception
-                    content = _progress(self._folder / str(step))
+                    content = read_progress(self._folder / str(step))
                 last = content.get('last_scheduled', [*last, step] if content.get('scheduled', True) else last)
             return last
 
@@ -397,35 +384,6 @@ class _Kept:
 
 
 @contextlib.contextmanager
-def damage_agreed(folder: Path) -> Iterator[None]:
-    """Runs the body, which reads a checkpoint. If the body fails in one process, raises an error in all processes.
-
-    `folder` is the folder of the checkpoint.
-
-    Raises:
-      Damaged: if a process cannot read the files, or if their values differ from the values that were written.
-      UserError: if the body raises a UserError in a process.
-    """
-    refused = damaged = cause = None
-    try:
-        yield
-    except UserError as error:
-        refused, cause = str(error), error
-    except (jax.errors.JaxRuntimeError, MemoryError):  # not caused by the files
-        raise
-    except Exception as error:  # Orbax and TensorStore raise many types of exceptions
-        if lost(error):
-            raise
-        damaged, cause = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__, error
-    for number, (refusal, damage) in enumerate(exchange(f'the check of {folder.name}', (refused, damaged))):
-        where = f' for process {number}' if jax.process_count() > 1 else ''
-        if refusal is not None:
-            raise UserError(refusal) from cause
-        if damage is not None:
-            raise Damaged(f'{folder} is damaged{where}: {damage}') from cause
-
-
-@contextlib.contextmanager
 def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
     """Yields the checkpoints of a run directory. At the end, waits until all checkpoints are on disk."""
     checkpoints = Checkpoints(workdir, **options)
@@ -438,29 +396,9 @@ def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
     checkpoints.close()
 
 
-def _progress(folder: Path) -> dict[str, Any]:
-    """Reads the file `progress` of a checkpoint. It contains the checksums and the progress of the training loop."""
-    refuse_pipes(folder)
-    content = json.loads((folder / 'progress' / 'metadata').read_text('utf-8'))  # written by Orbax's JsonSave
-    if content.pop('sha256') != _digest(content):
-        raise Damaged('progress/metadata does not match its checksum')
-    return content
-
-
-def _compare_checksums(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raises Damaged if the checksums of the `arrays`, {path: array}, differ from the saved checksums `expected`."""
-    actual = checksums(arrays)
-    if changed := sorted(path for path in expected.keys() | actual.keys() if expected.get(path) != actual.get(path)):
-        raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as {changed[0]}')
-
-
 def _on_device(params: Params) -> Params:
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(np.float32), device), params)
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _still_valid(steps: Sequence[int]) -> str:

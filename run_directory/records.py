@@ -16,6 +16,7 @@ from runtime.files import read_bytes
 CONFIG = 'config.json'
 EXPORTED = 'model.safetensors'  # the parameters in a folder that interchange/ has exported
 METRICS_FILE = 'metrics.jsonl'
+ENSEMBLE, EDITED = '.ensemble', '.edited'  # at the end of the names of result files
 RECIPE = 'recipe.py'  # only in runs that were imported: the recipe to train the model further
 EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder, without leading zeros

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-import run_directory.checkpoints
+import run_directory.damage
 from configs import base
 from run_directory.checkpoints import checkpoint_options, open_checkpoints
 from run_directory.checksums import PART, SEEDS, checksum, numpy_checksum
@@ -171,8 +171,8 @@ def test_for_the_parameters_nothing_else_is_read(tmp_path, monkeypatch):
         checkpoints.save(1, made, {})
         checkpoints.save(2, made.replace(opt_state=made.opt_state[:1]), {})
     read = []
-    checked = run_directory.checkpoints.checksums
-    monkeypatch.setattr(run_directory.checkpoints, 'checksums', lambda tree: read.append(set(tree)) or checked(tree))
+    checked = run_directory.damage.checksums
+    monkeypatch.setattr(run_directory.damage, 'checksums', lambda tree: read.append(set(tree)) or checked(tree))
     with open_checkpoints(tmp_path) as checkpoints:
         for step in ('1', '2'):
             jax.tree.map(np.testing.assert_array_equal, checkpoints.parameters(step)[0], made.params)

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from run_directory import checkpoints
-from run_directory.checkpoints import Damaged, damage_agreed
+from run_directory.damage import Damaged, damage_agreed
 from runtime import agreement, processes
 from runtime.agreement import different, exchange, from_leader
 from runtime.errors import UserError

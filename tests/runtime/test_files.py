@@ -134,6 +134,17 @@ def test_a_locale_without_utf8_finds_a_sound_checkpoint_sound(tmp_path):
     assert f'{tmp_path}/läuft: finished' in done.stdout.decode() and '3,688 parameters' in done.stdout.decode()
 
 
+def test_a_link_to_a_folder_above_adds_no_files(tmp_path):
+    for folder in 'train', 'validation', 'elsewhere/a':
+        (tmp_path / folder).mkdir(parents=True)
+    for name in 'validation/v.txt', 'elsewhere/e.txt':
+        (tmp_path / name).write_text('text')
+    (tmp_path / 'train/all').symlink_to(tmp_path)
+    (tmp_path / 'train/a').symlink_to(tmp_path / 'elsewhere/a')
+    (tmp_path / 'elsewhere/a/up').symlink_to(tmp_path / 'elsewhere')
+    assert not list(files.files_in(tmp_path / 'train'))
+
+
 def test_a_link_is_followed_and_a_device_is_written_to_as_it_is(tmp_path):
     (tmp_path / 'target').write_text('former')
     (tmp_path / 'link').symlink_to(tmp_path / 'target')

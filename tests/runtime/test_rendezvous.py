@@ -77,6 +77,12 @@ def test_a_missing_process_0_is_no_error_of_the_user():
     assert isinstance(error, Missing) and 'process 0 does not answer at this address' in str(error)
 
 
+def test_an_ipv6_address_has_brackets_in_messages():
+    port = free_port()
+    with pytest.raises(Missing, match=rf'^--coordinator_address=\[::1\]:{port}: process 0 does not answer'):
+        meet('::1', port, 2, 1, 0)
+
+
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('processes, message', [
     ([(3, 0), (3, 1), (3, 1)], 'two processes have --process_id=1: .* and .*processes 0, 1 arrived'),

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import inference
-from run_directory import checkpoints
+from run_directory import checkpoints, damage
 from tests.tiny_run import start, tiny_config
 from training import loop
 
@@ -71,8 +71,9 @@ def state_bytes(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize('mesh', MESHES)
 def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch, state_bytes, monkeypatch):
-    in_steps, at_checksums, evaluating = (
-        watch(loop.Compiled, 'train'), watch(checkpoints, 'checksums'), watch(loop, 'evaluate'))
+    in_steps, when_saved, when_read, evaluating = (
+        watch(loop.Compiled, 'train'), watch(checkpoints, 'checksums'), watch(damage, 'checksums'),
+        watch(loop, 'evaluate'))
     config, models, make = config_of(tmp_path / 'cache', **MESHES[mesh]), [], loop.make_answerer
     monkeypatch.setattr(loop, 'make_answerer', lambda *arguments: models.append(make(*arguments)) or models[-1])
 
@@ -80,20 +81,20 @@ def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch,
     start(tmp_path / 'run', config)
     size, = state_bytes
     assert len(in_steps) == 4 and max(in_steps) < 1.05 * size
-    assert max(at_checksums) < 1.05 * size  # of a state that is about to be saved
+    assert max(when_saved) < 1.05 * size  # of a state that is about to be saved
     gathered = held(jax.tree.leaves(inference.load(tmp_path / 'run', 'latest').model.params))
     assert len(evaluating) == 2 and max(evaluating) < 1.05 * size + gathered * ('fsdp' in mesh)
 
     # A start that resumes, and meets a damaged checkpoint first; its evaluation fails.
     config.train.steps = 5  # so that the run is not finished
     altered(tmp_path / 'run' / 'checkpoints' / '4')
-    for found in (in_steps, at_checksums, state_bytes):
+    for found in (in_steps, when_read, state_bytes):
         found.clear()
     monkeypatch.setattr(loop, 'evaluate', failing)
     with pytest.raises(RuntimeError, match='this evaluation fails'):
         start(tmp_path / 'run', config)
     assert len(in_steps) == 1 and state_bytes == [size]
-    assert at_checksums[0] < 1.05 * size and at_checksums[1] < 1.05 * size  # of steps 4 and 3, just read
+    assert when_read[0] < 1.05 * size and when_read[1] < 1.05 * size  # of steps 4 and 3
     assert max(in_steps) < 1.05 * size
     assert len(models) == 2 and [model.params for model in models] == [{}, {}]
 

@@ -21,6 +21,7 @@ from model.blocks import BlockConfig
 from model.build import MODELS, build_model
 from model.transformer import Transformer
 from run_directory.checkpoints import open_checkpoints
+from runtime import processes
 from runtime.errors import UserError
 from runtime.processes import connect, detected
 from tests.bad_inputs.cases import ROOT
@@ -251,8 +252,22 @@ def test_a_job_is_told_from_a_process_on_its_own(environment, expected):
     ((None, 2, 0), '--coordinator_address is missing'),
     (('host', 2, 0), 'must be HOST:PORT'),
     (('host:port', 2, 0), 'must be HOST:PORT'),
+    (('2001:db8::1:1234', 2, 0), r'Write an IPv6 address as \[ADDRESS\]:PORT'),
     (('host:1234', 2, 2), '--process_id=2 must be from 0 to 1'),
 ])
 def test_wrong_flags_are_explained(arguments, message):
     with pytest.raises(UserError, match=message):
         connect(*arguments)
+
+
+def test_an_ipv6_address_has_brackets_only_for_jax(monkeypatch):
+    def initialize(coordinator_address, **_):
+        raise UserError(coordinator_address)  # the test does not connect to other processes
+
+    met = []
+    monkeypatch.setattr(processes, '_explain_abort', lambda: None)  # it would install a signal handler
+    monkeypatch.setattr(processes, 'meet', lambda host, port, *_: met.append((host, port)))
+    monkeypatch.setattr(jax.distributed, 'initialize', initialize)
+    with pytest.raises(UserError, match=r'^\[2001:db8::1\]:1234$'):
+        connect('[2001:db8::1]:1234', 2, 1)
+    assert met == [('2001:db8::1', 1234)]
