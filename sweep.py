@@ -32,7 +32,7 @@ from configs.checks import config_from
 from configs.options import flatten
 from configs.sweeps import Overrides
 from configs.tasks import METRICS, TASKS
-from run_directory.records import CONFIG, EVALUATED, read_config
+from run_directory.records import CONFIG, EDITED, ENSEMBLE, EVALUATED, read_config
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded, write_text
 from runtime.locks import lock_directory
@@ -241,8 +241,7 @@ def split_of_report(runs: Sequence[RunRecord]) -> str:
     if SPLIT.value not in splits:
         raise UserError(f'--split={SPLIT.value}: no run has scores of this split{did_you_mean(SPLIT.value, splits)}')
     # Results of an edited model and of an ensemble are not scores of the runs.
-    scored = sorted({split for run in runs for split, scores in run.results.items()
-                     if not {'edits', 'ensemble'} & scores.keys()})
+    scored = sorted({split for run in runs for split in run.results if not split.endswith((ENSEMBLE, EDITED))})
     if not REPORT.value or SPLIT.present or SPLIT.value in scored or not scored:
         return SPLIT.value
     if len(scored) > 1:

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from inference.edits import ATTENTION, Edit
+from inference.edits import ATTENTION, Edit, nearest
 from inference.options import SearchOptions
 from inference.run import Run
-from inference.scores import corpus_scores
+from inference.scores import corpus_scores, translation_metrics
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, PAD
 from model.places import EDITS
@@ -123,7 +123,15 @@ def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndar
 
 
 def exact_or_bleu(model: Translator, pairs: Sequence[tuple[str, str]], options: SearchOptions, metric: str) -> float:
-    """Translates the sources of `pairs` (source, reference). Returns the score `metric` of `corpus_scores`."""
+    """Translates the sources of `pairs` (source, reference). Returns a score of the translations.
+
+    `metric` is 'exact_match' (from 0 to 1), 'bleu' or 'bleu_lowercased_tokenised'.
+
+    Raises:
+      UserError: if `metric` is another metric.
+    """
+    if metric not in (names := ['exact_match', *translation_metrics(None)]):
+        raise UserError(f'metric={metric!r}: the analysis of heads has no such metric. {nearest(metric, names)}')
     sources, references = zip(*pairs, strict=True)
     return corpus_scores([output.text for output in model.translate(sources, options)], references)[metric]
 
@@ -132,10 +140,10 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
                          metric: str = 'exact_match') -> tuple[float, Float[np.ndarray, 'layer head']]:
     """Returns the score of the whole model, and an array. Each element is the score without one head of `kind`.
 
-    `metric` is a key of `corpus_scores`: 'exact_match' (from 0 to 1) or 'bleu'.
+    `metric` is 'exact_match' (from 0 to 1), 'bleu' or 'bleu_lowercased_tokenised'.
 
     Raises:
-      UserError: if the model has no attention of this kind.
+      UserError: if the model has no attention of this kind, or there is no such metric.
     """
     kinds, gates = heads.kinds(), heads.ones()
     if kind not in kinds:
@@ -159,9 +167,12 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
       pairs: sources and references.
       order: all heads as (place, head), in the order of their removal; see `ranked` and `shuffled`.
       options: the search options.
-      metric: a key of `corpus_scores`.
+      metric: 'exact_match' (from 0 to 1), 'bleu' or 'bleu_lowercased_tokenised'.
       steps: the number of steps. Each step removes about the same number of heads, and then computes a score. The score
         before the first step is also returned.
+
+    Raises:
+      UserError: if there is no such metric.
     """
     gates, curve, removed = heads.ones(), [], 0
     for count in np.unique(np.linspace(0, len(order), steps + 1).round().astype(int)).tolist():

@@ -127,9 +127,15 @@ def patching(run: Run, request: Request) -> Result:
     """Returns the effect of each patch on the log-probability of the target, as a matrix of places and tokens.
 
     The model reads the sentence `request.other`. A patch replaces the value at one place and token by the value for the
-    source of `request.text`. The target is the target of `request.text`.
+    source of `request.text`. The target is the target of `request.text`. For a language model, the sentences are
+    prompts, and the target is a continuation.
+
+    Raises:
+      UserError: if the text for a language model has no prompt, or as in `patching_map`.
     """
     output = as_output(run, request.text)
+    if not output.source and not isinstance(run.model, Translator):
+        raise UserError('--text: patching a language model needs PROMPT<tab>CONTINUATION')
     places = request.places or 'encoder/layers_*[0-9]'
     effects = patching_map(run, output.source, request.other or '', output.text, places)
     names, width = [node.place for node in effects.nodes], max(8, *map(len, effects.pieces)) + 2

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from inference.generate import Generator
+from inference.inputs import checked_texts
 from inference.outputs import Hypothesis, Output
 from inference.run import Run
 from inference.text import TextModel
@@ -143,23 +144,30 @@ def as_output(run: Run, example: Any) -> Output:
 
     Args:
       run: a translator or a language model.
-      example: an output. For a translator: a source, which is translated first, or (source, target). For a language
-        model: a text, or (prompt, continuation). Tokens after the first window are left out, with a warning.
+      example: an output. For a translator: a source, which is translated first, or a tuple (source, target). For a
+        language model: a text, or a tuple (prompt, continuation). Tokens after the first window are left out, with a
+        warning.
 
     Raises:
-      UserError: if the run does not write text, the continuation is empty, or the prompt is too long.
+      UserError: if the run does not write text, `example` has another form, the continuation is empty, or the prompt
+        is too long.
     """
     model = text_model(run)
+    # A list is not a pair, because it may be a list of two sources.
+    if not (isinstance(example, str | Output) or isinstance(example, tuple) and len(example) == 2):
+        kinds = ('a source, a pair (source, target)' if isinstance(model, Translator) else
+                 'a text, a pair (prompt, continuation)')
+        raise UserError(f'example={example!r:.80}: must be {kinds} or an output of the model')
     if isinstance(model, Translator):
         if isinstance(example, Output):
             return example
         if isinstance(example, str):
             return model.translate([example], run.options)[0]
-        source, target = example
+        source, target = checked_texts(example)
         return Output(source, model._tokens(source, 0),
                       [Hypothesis(target, model._target_tokens(target, 0, run.options), 0.0, 0.0)])
     output = example if isinstance(example, Output) else _continued(
-        model.tokenizers['target'], *(('', example) if isinstance(example, str) else example))
+        model.tokenizers['target'], *checked_texts(('', example) if isinstance(example, str) else example))
     if len(output.source_tokens) >= model.context or not output.hypotheses[0].tokens:
         raise UserError(f'{output.text[:40]!r} after {output.source[:40]!r}: there is no token to predict. The '
                         'continuation must not be empty, and the prompt must have fewer than '

@@ -30,6 +30,7 @@ from analysis.passes import (
 from inference.editor import check_selection, selected
 from inference.edits import Sizes, matching
 from inference.run import Run
+from model.places import argument_of
 from runtime.errors import UserError
 
 HELD = '*/heads', '*/feed_forward/hidden'  # default: only the residual stream carries the change
@@ -68,8 +69,9 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
     holding = {name for pattern in ([held] if isinstance(held, str) else held) for name in _held(pattern, listed, held)}
     clean_text, text = (text_of(run, (sentence, target)) for sentence in (clean, corrupt))
     check_comparable(clean_text, text, (clean, corrupt))
-    length = max(map(len, text.inputs.values()))
     for node in (*sending, *receiving):
+        axis = 'position' if 'position' in listed[node.place] else 'query'
+        length = len(text.inputs[argument_of(node.place, axis, list(text.inputs))])
         if node.positions is not None and max(node.positions, default=0) >= length:
             raise UserError(f'{node.place}: positions={list(node.positions)}: there are only {length} tokens. Use '
                             f'positions from 0 to {length - 1}')

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from jaxtyping import Float, Int
 
+from run_directory.records import EDITED, ENSEMBLE
 from runtime.errors import UserError
 from runtime.files import expanded
 
 SAMPLES = 1000  # bootstrap resamples
 MOST_CONFUSED = 10  # maximum number of pairs of classes in the results
-ENSEMBLE, EDITED = '.ensemble', '.edited'  # in the names of result files
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters that would end a cell or a line of a table
 
 

@@ -122,10 +122,10 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
         raise error if recipe else UserError(f'{folder / CONFIG}: {"; ".join(str(error).splitlines())}') from None
     packing = options.get('data.packing', config.data.packing)
     if config.data.packing != packing:
-        ours, theirs = ('without', 'a') if packing == 'packed' else ('with', 'no')
+        preposition, article = ('without', 'a') if packing == 'packed' else ('with', 'no')
         log.warning('config.data.packing=%s: texts begin %s the start token, but the tokenizer of %s adds %s start '
                     'token to a text. To begin texts as in the original model, set config.data.packing=%s',
-                    config.data.packing, ours, folder, theirs, packing)
+                    config.data.packing, preposition, folder, article, packing)
     config.model.dtype = dtype or config.model.dtype
     module = build_model(config.model, **sizes, pad=PAD)
     orders = {side: original_order(each) for side, each in tokenizers.items()}

@@ -155,12 +155,13 @@ def check_file(path: Path) -> None:
 def files_in(folder: Path) -> Iterator[Path]:
     """Yields the files in a folder and its subfolders, in any order. Hidden files and folders are ignored.
 
-    Symbolic links to folders are followed, except links to a folder that contains the link, which would be an endless
-    loop. Broken symbolic links are files.
+    Symbolic links to folders are followed, except links to a folder that contains the link. Such a link would be an
+    endless loop, or would lead to files beside `folder`. Broken symbolic links are files.
     """
     for name, subfolders, files in os.walk(folder, followlinks=True):
         path = Path(name)
-        above = {os.path.realpath(parent) for parent in (path, *path.parents) if parent.is_relative_to(folder)}
+        walked = [Path(os.path.realpath(parent)) for parent in (path, *path.parents) if parent.is_relative_to(folder)]
+        above = {str(parent) for real in walked for parent in (real, *real.parents)}
         subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith('.')
                          and os.path.realpath(path / subfolder) not in above]  # os.walk skips the removed folders
         yield from (path / file for file in files if not file.startswith('.'))

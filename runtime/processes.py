@@ -51,7 +51,7 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
     with the status STOPPED.
 
     Args:
-      address: HOST:PORT of process 0, reachable from all processes.
+      address: HOST:PORT of process 0, reachable from all processes; [ADDRESS]:PORT for an IPv6 address.
       count: the number of processes.
       number: the id of this process, from 0.
       patience: seconds to wait for a missing or slow process, at the start and during the job.
@@ -71,9 +71,11 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         raise UserError(f'{", ".join(missing)} is missing. Set all of the three flags {", ".join(flags)}, or none of '
                         'them. Every process needs its own --process_id')
     else:
-        host, _, port = address.rpartition(':')
-        if not host or not re.fullmatch(r'[0-9]{1,5}', port) or not 0 < int(port) < 65536:
-            raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0, such as node1:1234')
+        parts = re.fullmatch(r'(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})', address)
+        if not parts or not 0 < int(parts[2]) < 65536:
+            raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0, such as node1:1234. '
+                            'Write an IPv6 address as [ADDRESS]:PORT')
+        host, port = parts[1].strip('[]'), int(parts[2])
         if not 0 <= number < count:
             raise UserError(f'--process_id={number} must be from 0 to {count - 1}, because --num_processes={count}')
         options = {'coordinator_address': address, 'num_processes': count, 'process_id': number,
@@ -82,7 +84,7 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
     _explain_abort()
     try:
         if address and count and number is not None:
-            meet(host, int(port), count, number, patience)
+            meet(host, port, count, number, patience)
         jax.distributed.initialize(**options, initialization_timeout=patience, heartbeat_timeout_seconds=HEARTBEAT)
     except (Missing, RuntimeError) as error:
         _leave(f'a process of this job is missing: {_first_line(error)}. {RESUME}', STOPPED)

@@ -53,7 +53,7 @@ def meet(host: str, port: int, count: int, number: int, patience: float | int) -
     """Waits until all `count` processes of the job have arrived at HOST:PORT, where process 0 listens.
 
     Args:
-      host: an address of process 0.
+      host: an address of process 0. An IPv6 address has no brackets.
       port: the port at this address.
       count: the number of processes.
       number: the id of this process, from 0.
@@ -73,9 +73,15 @@ def meet(host: str, port: int, count: int, number: int, patience: float | int) -
         raise Missing(missing)
 
 
+def _written(host: str, port: int) -> str:
+    """Returns HOST:PORT, or [ADDRESS]:PORT for an IPv6 address, as in --coordinator_address."""
+    return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+
+
 def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
     """Sends the ticket to process 0, and returns the verdict of process 0. Retries until the deadline."""
-    waiting, address, reason, strangers = Waiting('the start'), f'--coordinator_address={host}:{port}', None, False
+    address = f'--coordinator_address={_written(host, port)}'
+    waiting, reason, strangers = Waiting('the start'), None, False
     while time.monotonic() < deadline or reason is None:
         try:
             with socket.create_connection((host, port), timeout=5) as connection:
@@ -120,8 +126,8 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
                     del arrived[number]
                 verdict = None if ended else {'all': 'arrived'}
             elif time.monotonic() > deadline:
-                verdict = {'missing': f'{listed(missing)} of {ticket["count"]} did not arrive at {host}:{port}; '
-                                      f'{listed(arrived)} arrived'}
+                verdict = {'missing': f'{listed(missing)} of {ticket["count"]} did not arrive at '
+                                      f'{_written(host, port)}; {listed(arrived)} arrived'}
             else:
                 waiting.log(missing)
                 ready, _, _ = select.select(watched, [], [], 0.2)

@@ -399,7 +399,9 @@ def test_a_picture_without_values_of_the_metric_shows_the_default_metric(report,
 
 
 def test_a_report_without_split_is_on_the_only_split_with_results(report, tmp_path, capsys):
-    write_scores(tmp_path / 'one', test={'bleu': 38.5}, **{'test.edited': {'bleu': 20.5, 'edits': [{}]}})
+    edits = [{'edit': 'zero', 'place': 'decoder'}]  # also in the scores of a run that was trained with train.edits
+    write_scores(tmp_path / 'one', test={'bleu': 38.5, 'edits': edits},
+                 **{'test.edited': {'bleu': 20.5, 'edits': edits}})
     report()
     assert '38.50' in capsys.readouterr().out and 'on the whole test split' in (tmp_path / 'report.md').read_text()
     write_scores(tmp_path / 'one', news={'bleu': 30.5})

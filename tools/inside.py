@@ -24,7 +24,8 @@ WHAT = flags.DEFINE_enum('what', None, [*SPLITS, *TEXTS], 'The analysis (docs/in
 SPLIT = flags.DEFINE_string('split', 'validation', 'The split for importance, pruning and roles.')
 COUNT = flags.DEFINE_integer('count', 100, 'The number of examples of the split.')
 TEXT = flags.DEFINE_string('text', None, 'SOURCE (the run translates it) or SOURCE<tab>TARGET; for a language model, '
-                           'TEXT or PROMPT<tab>CONTINUATION.')
+                           'TEXT or PROMPT<tab>CONTINUATION; for patching a language model, only '
+                           'PROMPT<tab>CONTINUATION.')
 OTHER = flags.DEFINE_string('other', None, 'patching: the sentence that gets values of --text. Both sentences have the '
                             'same number of tokens.')
 PLACE = flags.DEFINE_string('place', None, 'patching, roles: the places, separated by commas (docs/inside.md).')

@@ -15,6 +15,7 @@ from analysis.heads import (
     without_head,
 )
 from inference.options import SearchOptions
+from inference.translate import Translator
 from runtime.errors import UserError
 from tests.random_run import random_run
 
@@ -110,6 +111,12 @@ def test_scores_without_each_head_and_the_pruning_curve(heads, monkeypatch):
     np.testing.assert_allclose(curves['encoder']['by importance'], [[0, 1], [4, 0.96], [8, 0.92]], atol=1e-6)
     lines = pruning_figure(curves).axes[2].lines  # of cross-attention
     np.testing.assert_allclose(lines[0].get_ydata(), [1, -0.04, -0.08], atol=1e-6)
+
+
+def test_a_metric_that_is_not_computed_is_refused_before_anything_is_translated(heads, monkeypatch):
+    monkeypatch.setattr(Translator, 'translate', lambda *_: pytest.fail('translated'))
+    with pytest.raises(UserError, match="^metric='chrf': .* Use one of exact_match, bleu, bleu_lowercased_tokenised$"):
+        pruning_curve(heads, PAIRS, shuffled(heads), OPTIONS, 'chrf')
 
 
 def test_a_kind_of_attention_that_the_model_lacks_is_named(heads):

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from analysis.passes import Node, as_output, text_of
 from analysis.patching import attribution_map, estimate_error, patching_map
 from analysis.paths import heads_at, path_patching
 from inference.edits import Edit
+from inference.generate import Generator
+from inference.translate import Translator
 from input_pipeline.tokenizer import ByteTokenizer
 from model.places import EDITS
 from runtime.errors import UserError
@@ -66,6 +69,15 @@ def test_only_the_first_window_of_a_continuation_is_used_with_one_warning(monkey
                                'tokens of a text are used']
     with pytest.raises(UserError, match="^'' after 'abcdef': there is no token to predict"):
         text_of(run, ('abcdef', ''))
+
+
+@pytest.mark.parametrize('model, example, message', [
+    (Translator, ['one', 'two'],
+     r"^example=\['one', 'two'\]: must be a source, a pair \(source, target\) or an output of the model$"),
+    (Generator, ('a', 'b', 'c'), r'must be a text, a pair \(prompt, continuation\) or an output of the model$')])
+def test_an_example_that_is_not_a_text_a_pair_or_an_output_is_refused(model, example, message):
+    with pytest.raises(UserError, match=message):
+        as_output(types.SimpleNamespace(model=object.__new__(model)), example)
 
 
 TARGET = 'target'
@@ -172,7 +184,8 @@ def test_language_models_and_recurrent_models_have_paths_too():
     ((Node(f'{CROSS}/heads', [4]), 'decoder'), 'senders: .*/heads: there is no head 4. Use numbers from 0 to 1'),
     (('encoder', Node('decoder', [1])), 'receivers: decoder: the values at this place are not split into heads'),
     (('encoder', []), 'receivers: the list is empty'),
-    ((Node('encoder', None, [1, 99]), 'decoder'), r'encoder: positions=\[1, 99\]: there are only \d+ tokens'),
+    # The source has 3 tokens, and the target has more.
+    ((Node('encoder', None, [1, 5]), 'decoder'), r'encoder: positions=\[1, 5\]: there are only 3 tokens'),
     (('encoder', 'decoder', ['nothing/*']), "place 'nothing/.': the model has no such place")])
 def test_impossible_paths_are_refused(arguments, message, run):
     with pytest.raises(UserError, match=message):

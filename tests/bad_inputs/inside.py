@@ -38,4 +38,6 @@ SLOW = [
     Case('--workdir={letters} --what=importance', 'the importance of heads needs translations'),
     Case('--workdir={letters} --what=pruning', 'needs translations'),
     Case('--workdir={letters} --what=attribution --text=', '--what=attribution needs --text=TEXT'),
+    Case('--workdir={letters} --what=patching --text=one --other=two',
+         '--text: patching a language model needs PROMPT<tab>CONTINUATION'),
 ]
