@@ -104,7 +104,8 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
       UserError: if the checkpoint is damaged.
     """
     with slow_imports():  # of Orbax, which --help does not need
-        from run_directory.checkpoints import Checkpoints, described, refuse_pipes
+        from run_directory.checkpoints import Checkpoints, described
+        from run_directory.damage import refuse_pipes
 
     steps = Checkpoints(workdir).steps()
     if not steps:
