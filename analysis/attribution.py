@@ -72,8 +72,8 @@ def attribute(run: Run, example: Any, method: str = 'integrated', instead: str =
 
     Args:
       run: a translator or a language model.
-      example: a source (the run translates it), a pair (source, target) or an output. For a language model: a text, a
-        pair (prompt, continuation) or an output.
+      example: a source (the run translates it), a tuple (source, target) or an output. For a language model: a text, a
+        tuple (prompt, continuation) or an output.
       method: a key of METHODS.
       instead: a text. Its first token is the alternative: the contributions explain the log-probability of each target
         token minus the log-probability of this token (Yin and Neubig 2022, arXiv:2202.10419).

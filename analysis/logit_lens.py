@@ -51,8 +51,8 @@ def logit_lens(run: Run, example: Any) -> LogitLens:
 
     Args:
       run: a translator or a language model with a residual stream.
-      example: a source (the run translates it), a pair (source, target) or an output. For a language model: a text, a
-        pair (prompt, continuation) or an output.
+      example: a source (the run translates it), a tuple (source, target) or an output. For a language model: a text, a
+        tuple (prompt, continuation) or an output.
 
     Raises:
       UserError: if the model has no residual stream, or does not write text.

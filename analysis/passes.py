@@ -155,8 +155,8 @@ def as_output(run: Run, example: Any) -> Output:
     model = text_model(run)
     # A list is not a pair, because it may be a list of two sources.
     if not (isinstance(example, str | Output) or isinstance(example, tuple) and len(example) == 2):
-        kinds = ('a source, a pair (source, target)' if isinstance(model, Translator) else
-                 'a text, a pair (prompt, continuation)')
+        kinds = ('a source, a tuple (source, target)' if isinstance(model, Translator) else
+                 'a text, a tuple (prompt, continuation)')
         raise UserError(f'example={example!r:.80}: must be {kinds} or an output of the model')
     if isinstance(model, Translator):
         if isinstance(example, Output):

@@ -24,7 +24,7 @@ class Cost:
     Attributes:
       count: the number of executions.
       seconds: wall-clock seconds. Threads that run operations at the same time share the time equally.
-      running_seconds: wall-clock seconds during which an operation runs, beside others or not.
+      running_seconds: wall-clock seconds during which an operation runs, also while further operations run.
       thread_seconds: seconds, summed over threads.
       flops: the number of floating-point operations in matrix products.
     """
@@ -126,6 +126,7 @@ def print_table(costs: Mapping[Name, Cost], ops: Mapping[Name, Op], by: Callable
         cost = dataclasses.replace(cost, flops=cost.count * op.flops)
         groups[by(op)].add(cost)
         total.add(cost)
+    total.running_seconds = total.seconds  # the sum counts the time during which several operations run more than once
     print(f'{"times":>8} {"ms":>9} {"share":>6} {"threads":>7} {"GFLOP/s":>7}  what')
     ranked = sorted(groups.items(), key=lambda group: -group[1].seconds)
     for names, cost in [*ranked[:top], (('total',), total)]:

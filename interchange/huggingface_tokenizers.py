@@ -131,23 +131,24 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
       folder: an existing folder.
       joint: whether source and target have the same vocabulary.
     """
-    vocabularies = {}
-    names = {'pad_token': SPECIAL[PAD], 'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK]}
+    vocabularies: dict[str, Any] = {}
+    fields: dict[str, Any] = {'pad_token': SPECIAL[PAD], 'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK]}
     for side, tokenizer in tokenizers.items():
         if isinstance(tokenizer, SentencePieceTokenizer):
             model, vocabularies[side] = tokenizer.parts
-            names |= {f'{kind}_token': tokenizer.name_of(int(tokenizer.order[token]))
-                      for kind, token in (('eos', EOS), ('unk', UNK)) if tokenizer.order[token] >= 0}
+            fields |= {f'{kind}_token': tokenizer.name_of(int(tokenizer.order[token]))
+                       for kind, token in (('eos', EOS), ('unk', UNK)) if tokenizer.order[token] >= 0}
         else:
             assert isinstance(tokenizer, SubwordTokenizer), 'write_huggingface refuses other tokenizers'
             model = with_dummy_prefix(tokenizer.model)
             vocabularies[side] = {piece: number for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))}
+            fields['split_special_tokens'] = True  # here, '</s>' in a text is text
         (folder / f'{side}.spm').write_bytes(model)
     _write_json(folder / 'vocab.json', vocabularies['source'])
     if not joint:
         _write_json(folder / 'target_vocab.json', vocabularies['target'])
     _write_json(folder / TOKENIZER_CONFIG, {
-        'tokenizer_class': 'MarianTokenizer', 'separate_vocabs': not joint, **names})
+        'tokenizer_class': 'MarianTokenizer', 'separate_vocabs': not joint, **fields})
 
 
 def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> None:

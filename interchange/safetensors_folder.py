@@ -28,7 +28,7 @@ from runtime.schema import Count
 
 WEIGHTS = EXPORTED
 STEPS = 'steps'  # the entry of the metadata with the steps of the checkpoints that the parameters come from
-FINITE = 'Export another checkpoint of the run'
+FINITE = 'Export another checkpoint'
 
 
 def write_safetensors(trained: TrainedModel, folder: Path) -> None:
@@ -40,7 +40,7 @@ def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     arrays = {name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
     if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
         raise UserError(f'{trained.workdirs[0]}: the parameter {wrong[0]} contains NaN or infinity: the training of '
-                        f'this model has diverged. {FINITE}')
+                        f'this model has diverged. {FINITE}, or use the format huggingface')
     config = json.dumps({'version': VERSION, **trained.config.to_dict()}, indent=2) + '\n'
     save_kept_data(folder / KEPT, trained.tokenizers, trained.sizes)
     sizes = (folder / KEPT / SIZES).read_text('utf-8')

@@ -26,7 +26,7 @@ from model import Params
 from model.adapters import merged
 from run_directory.checksums import by_path, checksums, path_tree, refuse_other_arrays, shapes
 from run_directory.damage import Damaged, compare_checksums, damage_agreed, digest, read_progress
-from run_directory.records import METRICS_FILE, RECIPE, STEP, evaluations, saved_steps
+from run_directory.records import METRICS_FILE, STEP, evaluations, is_imported, saved_steps
 from run_directory.stored import read_arrays, stored_paths
 from runtime.agreement import different, exchange, from_leader, is_leader
 from runtime.errors import UserError, full_disk_explained
@@ -47,7 +47,7 @@ def described(folder: Path) -> Any:
 
     # Orbax's Checkpointer is not used: it would look for the metadata of the step in the parent folder, and warn.
     with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
-        return reader.metadata(folder.absolute()).tree  # pyright: ignore[reportArgumentType] (it accepts any path)
+        return reader.metadata(Path(os.path.realpath(folder))).tree  # pyright: ignore[reportArgumentType] (it accepts any path)
 
 
 def parameters_to_use(params: PyTree, opt_state: Any) -> PyTree:
@@ -185,7 +185,7 @@ class Checkpoints:
             raise UserError(f'{self._folder} has no checkpoint, but {METRICS_FILE} has evaluations of saved steps, up '
                             f'to step {max(self.values)}. Restore the checkpoints from a copy, or start again in '
                             'another --workdir')
-        if from_leader('the recipe of an import', (self._folder.parent / RECIPE).exists):
+        if from_leader('the recipe of an import', lambda: is_imported(self._folder.parent)):
             raise UserError(f'{self._folder / "0"} with the weights of the imported model is missing. Restore this '
                             'folder from a copy, or import the model again into another --workdir')
         self._restored = -1

@@ -17,7 +17,7 @@ CONFIG = 'config.json'
 EXPORTED = 'model.safetensors'  # the parameters in a folder that interchange/ has exported
 METRICS_FILE = 'metrics.jsonl'
 ENSEMBLE, EDITED = '.ensemble', '.edited'  # at the end of the names of result files
-RECIPE = 'recipe.py'  # only in runs that were imported: the recipe to train the model further
+RECIPE = 'recipe.py'  # in runs that were imported: the recipe to train the model further
 EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder, without leading zeros
 
@@ -37,6 +37,12 @@ def read_saved_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
         return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         raise no_run(workdir) from None
+
+
+def is_imported(workdir: Path) -> bool:
+    """Returns whether a run was imported. Its recipe reads the config of its own directory."""
+    recipe = workdir / RECIPE
+    return recipe.is_file() and 'read_config(' in recipe.read_text('utf-8', errors='replace')
 
 
 def no_run(workdir: Path) -> UserError:

@@ -5,7 +5,6 @@ setting up Orbax takes ten times as long as reading the parameters.
 """
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -42,10 +41,10 @@ def stored_paths(folder: Path) -> Any:
 
 
 def read_arrays(folder: Path, paths: Iterable[str]) -> dict[str, Shaped[np.ndarray, '...']]:
-    """Reads the arrays with the given paths, such as 'params/Dense_0/kernel', from the folder STEP/state."""
+    """Reads the arrays with the given paths, such as 'params/Dense_0/kernel'. `folder` is the real path of STEP/state."""
     driver, paths = 'zarr3' if _metadata(folder).get('use_zarr3') else 'zarr', list(paths)
     # Not a URL, where '#', '?' and '%' have a meaning. This driver refuses '..'.
-    base = {'driver': 'file', 'path': f'{os.path.realpath(folder)}/'}
+    base = {'driver': 'file', 'path': f'{folder}/'}
     opened = [tensorstore.open({'driver': driver, 'kvstore': {
         'driver': 'ocdbt', 'base': base, 'path': f'{path.replace("/", ".")}/'}}, open=True, read=True)
         for path in paths]

@@ -68,8 +68,9 @@ def mesh_sizes(config: ConfigDict | Mapping[str, Any], count: int, available: st
     sizes = {axis: count // fixed if config[axis] == -1 else config[axis] for axis in AXES}
     if math.prod(sizes.values()) != count:
         requested = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
-        advice = ('Set one axis to -1 to use all devices' if all(config[axis] != -1 for axis in AXES) else
-                  f'Set the other axes to sizes whose product divides {count}')
+        others = [axis for axis in AXES if config[axis] != -1]
+        advice = (f'Set {" and ".join(others)} to sizes whose product divides {count}' if len(others) < len(AXES) else
+                  f'Use other sizes, or set one axis to -1 if the product of the others divides {count}')
         raise UserError(f'config.parallel: the product of {requested} must be the number of devices, but {available}. '
                         f'{advice}')
     return sizes

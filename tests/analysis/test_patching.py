@@ -73,8 +73,8 @@ def test_only_the_first_window_of_a_continuation_is_used_with_one_warning(monkey
 
 @pytest.mark.parametrize('model, example, message', [
     (Translator, ['one', 'two'],
-     r"^example=\['one', 'two'\]: must be a source, a pair \(source, target\) or an output of the model$"),
-    (Generator, ('a', 'b', 'c'), r'must be a text, a pair \(prompt, continuation\) or an output of the model$')])
+     r"^example=\['one', 'two'\]: must be a source, a tuple \(source, target\) or an output of the model$"),
+    (Generator, ('a', 'b', 'c'), r'must be a text, a tuple \(prompt, continuation\) or an output of the model$')])
 def test_an_example_that_is_not_a_text_a_pair_or_an_output_is_refused(model, example, message):
     with pytest.raises(UserError, match=message):
         as_output(types.SimpleNamespace(model=object.__new__(model)), example)

@@ -88,7 +88,7 @@ def test_a_translator_of_ours_has_the_same_logits_there(sharing, tmp_path):
         expected = theirs(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(target)).logits.numpy()
     found = module.apply({'params': params}, jnp.asarray(source), jnp.asarray(target))
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    lines = mixed_lines(200, seed=5)
+    lines = [*mixed_lines(200, seed=5), 'a </s> b']
     there = transformers.MarianTokenizer.from_pretrained(tmp_path)
     for line, tokens in zip(lines, there(lines).input_ids, strict=True):
         if '\u2581' not in line:  # a space, to SentencePiece

@@ -240,8 +240,8 @@ compiled.Compiled.train = other
 def test_a_process_that_is_lost_during_the_restore_leaves_no_checkpoint_damaged(whole, cache, tmp_path):
     run = without_steps(whole, tmp_path / 'run', 12)
     dies = '''
-from run_directory import checkpoints
-checkpoints.checksums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from run_directory import damage
+damage.checksums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 '''
     with Job(2, sabotaged(dies, run, cache, **TWO), tmp_path / 'logs') as job:
         assert job.end() == [STOPPED, -signal.SIGKILL]

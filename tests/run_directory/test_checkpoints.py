@@ -15,6 +15,7 @@ from run_directory.checkpoints import checkpoint_options, open_checkpoints
 from run_directory.checksums import PART, SEEDS, checksum, numpy_checksum
 from run_directory.records import evaluations
 from runtime.errors import UserError
+from training.imported import RECIPE_TEXT
 from training.metrics import MetricsWriter
 from training.optimizer import AverageState
 from training.step import TrainState
@@ -345,6 +346,9 @@ def test_checkpoints_that_are_lost_are_missed_but_not_those_that_never_were(tmp_
 
 
 def test_an_imported_run_without_its_weights_does_not_begin_with_random_parameters(tmp_path):
-    (tmp_path / 'recipe.py').touch()
+    (tmp_path / 'recipe.py').write_text('def get_config(): ...')  # of a run that was not imported
+    with open_checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(state(0)) is None
+    (tmp_path / 'recipe.py').write_text(RECIPE_TEXT)
     with open_checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match='checkpoints/0 .* is missing'):
         checkpoints.restore(state(0))

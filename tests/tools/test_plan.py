@@ -92,8 +92,8 @@ def test_where_libtpu_is_missing_it_says_how_to_have_it():
 
 @pytest.mark.parametrize('options, length, message', [
     ({'parallel__data': 3}, None, 'product of data=3, fsdp=1, tensor=1 must be the number of devices, but h100:8 has 8 '
-     'devices. Set one axis to -1 to use all devices$'),
-    ({'parallel__fsdp': 3}, None, 'h100:8 has 8 devices. Set the other axes to sizes whose product divides 8$'),
+     'devices. Use other sizes, or set one axis to -1 if the product of the others divides 8$'),
+    ({'parallel__fsdp': 3}, None, 'h100:8 has 8 devices. Set fsdp and tensor to sizes whose product divides 8$'),
     ({}, 1_000_000, 'must hold 8 sentences of 1000000 tokens. Use at least 8000000, or reduce --length'),
     ({'model__position': 'learned', 'model__max_length': 32}, 33, '--length=33: config.model.position=learned'),
     ({'train__teacher': 'runs/demo'}, None, 'config.train.teacher=runs/demo: plans do not support'),

@@ -218,7 +218,7 @@ def test_a_language_model_trained_by_pmap_on_one_device_writes_samples(cache, tm
 @pytest.mark.parametrize('sizes, message', [
     ({'data': 3, 'fsdp': 1, 'tensor': 1}, r'tensor=1 must be the number of devices, but there are 8 devices \(cpu\)'),
     ({'data': -1, 'fsdp': 3, 'tensor': 1},
-     'data=-1, fsdp=3, tensor=1 must be the number .* Set the other axes to sizes whose product divides 8$'),
+     'data=-1, fsdp=3, tensor=1 must be the number .* Set fsdp and tensor to sizes whose product divides 8$'),
     ({'data': -1, 'fsdp': 4, 'tensor': 4}, 'must be the number of devices'),
 ])
 def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes, message):
