@@ -41,7 +41,7 @@ def stored_paths(folder: Path) -> Any:
 
 
 def read_arrays(folder: Path, paths: Iterable[str]) -> dict[str, Shaped[np.ndarray, '...']]:
-    """Reads the arrays with the given paths, such as 'params/Dense_0/kernel', from STEP/state, the real path `folder`."""
+    """Reads the arrays with the given paths, such as 'params/Dense_0/kernel'. `folder` is STEP/state, a real path."""
     driver, paths = 'zarr3' if _metadata(folder).get('use_zarr3') else 'zarr', list(paths)
     # Not a URL, where '#', '?' and '%' have a meaning. This driver refuses '..'.
     base = {'driver': 'file', 'path': f'{folder}/'}
