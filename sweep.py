@@ -54,7 +54,7 @@ RETRY_FAILED = flags.DEFINE_bool('retry_failed', False, 'Run failed runs again.'
 EXECUTOR = flags.DEFINE_enum('executor', 'local', ['local', 'slurm'], 'Where runs are executed: in processes of this '
                              'machine, or as jobs of a Slurm cluster.')
 PARTITION = flags.DEFINE_string('partition', None, "slurm: the partition; by default the cluster's default.")
-HOURS = flags.DEFINE_float('hours', 24, 'slurm: time limit of a run.')
+HOURS = flags.DEFINE_float('hours', 24, 'slurm: time limit of a job; a run that needs longer is queued again.')
 GPUS = flags.DEFINE_integer('gpus', 1, 'slurm: devices per run.')
 CPUS = flags.DEFINE_integer('cpus', 4, 'slurm: processor cores per run.')
 MEMORY = flags.DEFINE_integer('memory_gb', 32, 'slurm: memory per run, in GB.')
@@ -160,9 +160,10 @@ def make_executor(directory: Path) -> 'Executor':
 
     if EXECUTOR.value == 'local':
         return Local(JOBS.value)
+    # Since Slurm 22.05, srun does not use the --cpus-per-task of sbatch.
     return Slurm(directory / LOGS / 'slurm', slurm_array_parallelism=JOBS.value, slurm_partition=PARTITION.value,
                  timeout_min=round(60 * HOURS.value), gpus_per_node=GPUS.value, cpus_per_task=CPUS.value,
-                 mem_gb=MEMORY.value)
+                 slurm_srun_args=[f'--cpus-per-task={CPUS.value}'], mem_gb=MEMORY.value)
 
 
 def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[str]]:

@@ -26,14 +26,17 @@ from runtime.files import expanded
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe: a file in configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory. It is created, or resumed if it has this config.')
-COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'For several processes: HOST:PORT of process 0. On '
-                                  'Slurm, TPU pods and GKE, do not set this flag, --num_processes or --process_id.')
+COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'For several processes: HOST:PORT of process 0, or '
+                                  '[ADDRESS]:PORT for an IPv6 address. On Slurm and on TPU pods (also in GKE), do not '
+                                  'set this flag, --num_processes or --process_id. In other Kubernetes jobs, set all '
+                                  'three flags, as launch/kubernetes.yaml does.')
 PROCESSES = flags.DEFINE_integer('num_processes', None, 'For several processes: the number of processes.')
 PROCESS = flags.DEFINE_integer('process_id', None, 'For several processes: the number of this process, from 0.')
 PATIENCE = flags.DEFINE_integer('patience', 300, 'For several processes: seconds to wait for a missing or slow '
                                 'process.', 1)
 PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, without training.')
-PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
+PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler. With '
+                              'several processes, only process 0 is traced.')
 
 log = logging.getLogger('allyouneed.train')
 

@@ -30,9 +30,10 @@ errors=allyouneed-$SLURM_JOB_ID.errors
 trap 'rm -f "$errors"' EXIT
 
 # Slurm gives each task its number and the address of the first task, and train.py reads both values. Slurm also sends
-# signals to bash. The trap makes bash wait until train.py has ended.
+# signals to bash. The trap makes bash wait until train.py has ended. Since Slurm 22.05, srun does not use the
+# --cpus-per-task of sbatch.
 # shellcheck disable=SC2016  # the inner bash expands these variables
-srun --kill-on-bad-exit=1 bash -c '
+srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" bash -c '
   trap : TERM
   "$@"
   status=$?

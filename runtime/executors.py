@@ -29,6 +29,7 @@ STOPPED = {INTERRUPTED, *(status for number in (signal.SIGINT, signal.SIGTERM, s
                           for status in (-number, 128 + number))}
 LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason of a failure
 SMALLEST_SPACE = 2 ** 16  # bytes: a disk with less free space is full
+TIME_LIMITS = 10_000  # how often submitit queues a job again after a time limit; submitit's default is 3
 
 log = logging.getLogger('allyouneed.sweep')
 
@@ -194,19 +195,20 @@ class Slurm(Executor):
         # Sends the class with the job, so that a node does not need this module.
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         try:
-            self._executor = submitit.AutoExecutor(folder, cluster='slurm')
+            self._executor = submitit.AutoExecutor(folder, cluster='slurm', slurm_max_num_timeout=TIME_LIMITS)
         except RuntimeError as error:
             raise UserError(f'--executor=slurm: {error}. Use --executor=local, or a machine with Slurm') from None
-        self._folder, self._name = folder, folder.absolute().parents[1].name
-        self._executor.update_parameters(name=self._name, **parameters)
+        self._folder, self._jobs = folder, ()
+        self._executor.update_parameters(name=folder.absolute().parents[1].name, **parameters)
 
     @override
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
+        self._jobs = jobs
         waiting = {job: queued for job in jobs if (queued := self._queued(job)) is not None}
         new = [job for job in jobs if job not in waiting]
         # Before a time limit, Slurm sends the signal USR2 to all processes. The commands ignore the signal. submitit
         # handles it, and calls Job.checkpoint.
-        wrapper = ['env', '--ignore-signal=USR2']
+        wrapper = ['sh', '-c', 'trap "" USR2; exec "$@"', 'sh']
         sent = [dataclasses.replace(job, commands=[[*wrapper, *command] for command in job.commands]) for job in new]
         with self._executor.batch():
             waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
@@ -220,7 +222,8 @@ class Slurm(Executor):
 
     @override
     def stop(self) -> None:
-        log.info('the jobs stay in the queue. To end the jobs, run scancel --name=%s', self._name)
+        if ids := [ticket.read_text() for job in self._jobs if (ticket := self._ticket(job)).exists()]:
+            log.info('the jobs stay in the queue. To end the jobs, run scancel %s', ' '.join(ids))
 
     def _ticket(self, job: Job) -> Path:
         return self._folder / f'{job.name}.id'
@@ -236,8 +239,9 @@ class Slurm(Executor):
     def _status(self, job: Job, submitted: submitit.Job[int]) -> int:
         try:
             return submitted.result()
-        except (UncompletedJobError, FailedJobError):
-            if submitted.state.startswith(('CANCELLED', 'PREEMPTED', 'TIMEOUT', 'NODE_FAIL')):
+        except (UncompletedJobError, FailedJobError) as error:
+            if (submitted.state.startswith(('CANCELLED', 'PREEMPTED', 'TIMEOUT', 'NODE_FAIL'))
+                    or 'timed-out too many times' in str(error)):  # a message of submitit
                 return INTERRUPTED
             job.failure.write_text(f'Slurm job {submitted.job_id} ended in the state {submitted.state}')
             return 1

@@ -45,10 +45,10 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
             patience: int = agreement.PATIENCE) -> None:
     """Connects this process with the other processes of its job, if there are any. Call this before using a device.
 
-    Without arguments, JAX detects the job. JAX detects several tasks of one `srun` (Slurm), TPU pods and GKE. It also
-    detects an indexed Kubernetes Job if the package `kubernetes` is installed (jax[k8s]). Any other process runs alone,
-    including a process in an interactive Slurm allocation. If a process of the job does not arrive, this process ends
-    with the status STOPPED.
+    Without arguments, JAX detects the job: several tasks of one `srun` (Slurm), or a TPU pod (also in GKE). JAX detects
+    any other indexed Kubernetes Job only if the package `kubernetes` is installed (jax[k8s]). Otherwise, set `address`,
+    `count` and `number` in a Kubernetes job. Any other process runs alone, including a process in an interactive Slurm
+    allocation. If a process of the job does not arrive, this process ends with the status STOPPED.
 
     Args:
       address: HOST:PORT of process 0, reachable from all processes; [ADDRESS]:PORT for an IPv6 address.
@@ -203,8 +203,9 @@ def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
     hosts = environment.get('TPU_PROCESS_ADDRESSES', environment.get('TPU_WORKER_HOSTNAMES', ''))
     if ',' in hosts or int(environment.get('MEGASCALE_NUM_SLICES', 1)) > 1:
         return {}
-    if 'JOB_COMPLETION_INDEX' in environment and importlib.util.find_spec('kubernetes'):
-        return {'cluster_detection_method': 'k8s'}
+    indexed = {'JOB_COMPLETION_INDEX', 'KUBERNETES_SERVICE_HOST'} <= environment.keys()
+    if indexed and importlib.util.find_spec('kubernetes'):
+        return {}  # JAX's detection of Kubernetes has no name
     on_tpu_machine = importlib.util.find_spec('libtpu') and (glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
     if on_tpu_machine and not hosts and 'TPU_SKIP_MDS_QUERY' not in environment:
         return {'cluster_detection_method': 'gcetpu'}  # reads the addresses from the machine's metadata

@@ -15,7 +15,7 @@ from input_pipeline.data import open_data
 from runtime import resources
 from runtime.errors import UserError
 from tests.tiny_run import outcome, said, start, steps, tiny_config  # noqa: F401 (fixture)
-from training import loop
+from training import loop, profiling
 
 
 @pytest.mark.slow
@@ -94,6 +94,25 @@ def test_a_window_of_steps_that_a_resumed_run_has_made_is_reported(copy, cache, 
     monkeypatch.setattr(loop, 'train_steps', lambda *_: None)
     start(copy, tiny_config(cache), '2:9')
     assert '--profile_steps=2:9 has no effect, because this run resumes at step 9. To profile' in said.text
+
+
+@pytest.mark.parametrize('leader', [True, False])
+def test_only_the_leader_traces_and_the_training_continues_if_the_trace_cannot_be_written(tmp_path, monkeypatch, caplog,
+                                                                                          leader):
+    def stop_trace():
+        calls.append('stop')
+        raise ValueError('Invalid trace folder')
+
+    calls = []
+    monkeypatch.setattr(profiling, 'is_leader', lambda: leader)
+    monkeypatch.setattr('jax.profiler.start_trace', lambda *_, **__: calls.append('start'))
+    monkeypatch.setattr('jax.profiler.stop_trace', stop_trace)
+    profiler = profiling.ProfilerWindow('2:3', tmp_path)
+    for step in range(1, 5):
+        profiler.before(step)
+        profiler.after(step, None)
+    assert calls == (['start', 'stop'] if leader else [])
+    assert ('the profile cannot be written (Invalid trace folder)' in caplog.text) == leader
 
 
 @pytest.mark.parametrize('window', ['5', '5:', 'a:b', '0:3', '7:5', '-1:4'])

@@ -13,6 +13,7 @@ import types
 from pathlib import Path
 
 import pytest
+from submitit.core.utils import FailedJobError
 
 import sweep as sweep_script
 from analysis import pictures, sweeping
@@ -21,7 +22,7 @@ from analysis.sweeping import Progress, logged_regularly, planned_runs, read_swe
 from configs import demo, pendulum
 from configs.options import flatten
 from runtime.errors import UserError
-from runtime.executors import FULL, INTERRUPTED, Job, Local
+from runtime.executors import FULL, INTERRUPTED, Job, Local, Slurm
 
 ROOT = Path(__file__).parent.parent
 TRAIN = '''
@@ -273,7 +274,8 @@ def test_a_sweep_waits_for_the_runs_that_outlived_another(bench):
 
 
 SLURM = {
-    'srun': 'shift 5; exec "$@"',  # --unbuffered --output X --error Y
+    'srun': 'shift 6; exec "$@"',  # --unbuffered --output X --error Y --cpus-per-task=4
+    'env': '[[ $1 != --* ]] && exec /usr/bin/env "$@"; exit 125',  # before coreutils 8.31, --ignore-signal is unknown
     'sbatch': '''
 id=4; submitted=$(eval echo '$'$#); script=$(dirname $0)/submitted.sh; cp $submitted $script  # as Slurm does
 for task in $(seq 0 $(sed -n 's/.*--array=0-\\([0-9]*\\).*/\\1/p' $script)); do
@@ -298,20 +300,34 @@ def cluster(bench, monkeypatch):
 
 @pytest.mark.slow
 def test_jobs_of_a_cluster(bench, cluster):
+    train = bench / 'train.py'
+    train.write_text(f'import os, signal\nos.kill(os.getpid(), signal.SIGUSR2)\n{train.read_text()}')  # it is ignored
     done = sweep(bench, '--executor=slurm', '--partition=short', '--hours=0.5', heads=[1, 2], seeds=1)
     assert done.returncode == 1, done.stderr
     script = bench / 'out/logs/slurm/4_submission.sh'
     assert all(f'#SBATCH --{line}\n' in script.read_text() for line in
                ('partition=short', 'time=30', 'array=0-1%1', 'gpus-per-node=1', 'job-name=out'))
+    assert ' --cpus-per-task=4 ' in script.read_text().splitlines()[-1]  # the command with srun
     assert 'num_heads=1,seed=0 finished' in done.stderr and 'two heads are bad luck' in done.stderr
     assert '| failed: exit status 1 |' in done.stdout
+
+
+def test_a_run_that_needs_longer_than_the_time_limit_has_not_failed(bench, cluster, monkeypatch):
+    def result():
+        raise FailedJobError('UncompletedJobError: Job not requeued because: timed-out too many times.')
+
+    monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])  # with srun
+    executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
+    assert executor._executor._executor.max_num_timeout == 10_000
+    timed_out = types.SimpleNamespace(result=result, state='COMPLETED', job_id='4_0')
+    assert executor._status(job, timed_out) == INTERRUPTED and not job.failure.exists()
 
 
 @pytest.mark.slow
 def test_jobs_outlive_the_sweep_and_are_found_again(bench, cluster):
     process = start(bench, '--executor=slurm')
     process.send_signal(signal.SIGINT)
-    assert 'scancel --name=out' in process.communicate(timeout=600)[1]
+    assert re.search(r'run scancel (4_0 )?(4_1 )?4_2 4_3\n', process.communicate(timeout=600)[1])
     again = subprocess.Popen(command(bench, '--executor=slurm'), cwd=bench, env=ENVIRONMENT, text=True,
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while 'runs ended' not in again.stderr.readline():  # the first line of the progress, 30 s later

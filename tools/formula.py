@@ -57,14 +57,16 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     used, held = (_count(recipe.boxed.params, mesh, axes) for axes in (('tensor',), ('fsdp', 'tensor')))
     state = _count(recipe.boxed, mesh, ('fsdp', 'tensor'))
     tensor, shares = mesh['tensor'], mesh['data'] * mesh['fsdp']
-    tokens = batch[0] * batch[1] / shares / config.train.accumulate
+    passes = 2 if config.train.r_drop or config.train.simcut else 1
+    tokens = passes * batch[0] * batch[1] / shares / config.train.accumulate  # in all passes of a part
     layers = model.num_layers
     if model.kind == 'transformer':
         layers += model.num_decoder_layers or model.num_layers
     width, inner = model.d_model, model.d_ff / tensor
     scores = model.num_heads / tensor * batch[1]
     vocabulary = vocabulary_size(recipe.sizes)
-    count, _ = tiles(batch[0] // config.train.accumulate, batch[1], vocabulary, devices)
+    # Losses of two passes compute all logits at a time.
+    count = 1 if passes > 1 else tiles(batch[0] // config.train.accumulate, batch[1], vocabulary, devices)[0]
     table = vocabulary * width / tensor
     per_layer = 2 * tokens * (STREAM * width + INNER * inner + 3 * scores)
     traffic = (MOMENTS * held + config.train.accumulate * (

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from run_directory.records import tensorboard
+from runtime.agreement import is_leader
 from runtime.errors import UserError
 
 log = logging.getLogger('allyouneed.train')
@@ -18,7 +19,8 @@ class ProfilerWindow:
     """Profiles the steps FIRST to LAST, both included, and writes the trace to RUN/tensorboard.
 
     TensorBoard's profile plugin (the package xprof) shows the trace. The website ui.perfetto.dev can open the file
-    `perfetto_trace.json.gz` of the trace.
+    `perfetto_trace.json.gz` of the trace. With several processes, only the leader is traced, because JAX writes this
+    file only if a single process has written a trace.
     """
 
     def __init__(self, steps: str | None, workdir: Path, num_steps: int = sys.maxsize):
@@ -47,7 +49,7 @@ class ProfilerWindow:
 
     def before(self, step: int) -> None:
         """Starts the trace before the first step in the range. A resumed run may begin inside the range."""
-        if not self._tracing and self._first <= step <= self._last:
+        if not self._tracing and self._first <= step <= self._last and is_leader():
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
             self._tracing = True
 
@@ -58,9 +60,14 @@ class ProfilerWindow:
             self.close()
 
     def close(self) -> None:
-        """Ends the trace if it has started, and logs how to view the trace."""
+        """Ends the trace if it has started, and logs how to view the trace, or a warning if it cannot be written."""
         if self._tracing:
             self._tracing = False
-            jax.profiler.stop_trace()
+            try:
+                jax.profiler.stop_trace()
+            except Exception as error:  # jaxlib does not document which exceptions it raises
+                log.warning('--profile_steps=%d:%d: the profile cannot be written (%s). This does not affect the '
+                            'training', self._first, self._last, error)
+                return
             log.info('to view the profile, run %s, or open perfetto_trace.json.gz below %s in ui.perfetto.dev',
                      tensorboard(self._folder, 'xprof'), self._folder / 'plugins' / 'profile')

@@ -1,9 +1,9 @@
 """A replacement for Slurm's srun: python srun.py [--OPTION ...] COMMAND ... runs the command in $TASKS tasks.
 
 The semantics are those of `man srun` and of Slurm's src/plugins/launch/slurm/launch_slurm.c, with the options
---kill-on-bad-exit=1: when the first task fails, all processes of the remaining tasks get SIGTERM, and SIGKILL after
-$KILL_WAIT seconds (slurm.conf: KillWait). The exit status is 128 + the highest signal if a signal ended a task,
-otherwise the highest status of a task.
+--kill-on-bad-exit=1 and --cpus-per-task=8: when the first task fails, all processes of the remaining tasks get SIGTERM,
+and SIGKILL after $KILL_WAIT seconds (slurm.conf: KillWait). The exit status is 128 + the highest signal if a signal
+ended a task, otherwise the highest status of a task.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import time
 
 command = sys.argv[1:]
 options = [command.pop(0) for _ in list(command) if command[0].startswith('--')]
-assert options == ['--kill-on-bad-exit=1'], options
+assert options == ['--kill-on-bad-exit=1', '--cpus-per-task=8'], options
 count = os.environ['TASKS']
 step = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_STEP_NUM_NODES': '1', 'SLURM_NTASKS': count,
         'SLURM_STEP_NUM_TASKS': count}

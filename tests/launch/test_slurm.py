@@ -57,7 +57,7 @@ def job(folder, do, restarts=0):
         timeout=600, env={
             **os.environ, 'PATH': f'{folder}:{os.environ["PATH"]}', 'PYTHON': str(folder / 'python'), 'DO': do,
             'TASKS': str(len(do.split())), 'KILL_WAIT': '1' if '@KILL' in do else '60', 'SLURM_JOB_ID': '7',
-            'SLURM_SUBMIT_DIR': str(folder), 'SLURM_RESTART_COUNT': str(restarts)})
+            'SLURM_CPUS_PER_TASK': '8', 'SLURM_SUBMIT_DIR': str(folder), 'SLURM_RESTART_COUNT': str(restarts)})
     assert not list(folder.glob('*.errors')), done.stderr
     lines = {name: (folder / name).read_text().splitlines() if (folder / name).exists() else []
              for name in ('requeued', 'ended')}

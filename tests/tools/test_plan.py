@@ -126,6 +126,15 @@ def test_a_plan_assumes_the_vocabulary_that_the_training_would_have(tmp_path, mo
         assert plan.train == first.train and 'the vocabulary has 260 tokens' in described(plan)
 
 
+@pytest.mark.parametrize('option', ['r_drop', 'simcut'])
+def test_the_second_pass_of_r_drop_and_simcut_needs_memory_and_traffic(monkeypatch, option):
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    one, two = (by_formula(small(batch__tokens=2 ** 20, **{f'train__{option}': weight}), parse_topology('h100:8')).train
+                for weight in (0.0, 5.0))
+    assert 1.5 * one.temporaries < two.temporaries
+    assert 1.5 * one.traffic < two.traffic <= 2 * one.traffic
+
+
 def test_arithmetic_and_memory_are_those_of_the_model():
     recipe = Recipe(small())
     figures = estimate(recipe, ONE)

@@ -242,8 +242,11 @@ SLURM = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[01-02]', 'SLURM_NTASK
     ({'TPU_WORKER_HOSTNAMES': 'localhost'}, None),
     ({'TPU_WORKER_HOSTNAMES': 'a,b', 'TPU_WORKER_ID': '0'}, {}),
     ({'KUBERNETES_SERVICE_HOST': '10.0.0.1'}, None),  # a notebook in a pod
+    ({'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'JOB_COMPLETION_INDEX': '0'}, {}),
+    ({'JOB_COMPLETION_INDEX': '0'}, None),  # JAX does not detect Kubernetes without the address of its server
 ])
-def test_a_job_is_told_from_a_process_on_its_own(environment, expected):
+def test_a_job_is_told_from_a_process_on_its_own(environment, expected, monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: name == 'kubernetes')  # no libtpu
     assert detected(environment) == expected
 
 
