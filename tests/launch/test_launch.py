@@ -249,7 +249,8 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
     slurm = subprocess.run(
         ['timeout', '900', 'bash', 'launch/slurm.sh', *arguments('slurm')[1:]], cwd=ROOT, capture_output=True,
         env=environment(2, PATH=f'{srun.parent}:{os.environ["PATH"]}', PYTHON=sys.executable,
-                        TASKS='2', SLURM_JOB_ID='7', JAX_COORDINATOR_PORT=str(free_port())))
+                        TASKS='2', SLURM_JOB_ID='7', SLURM_CPUS_PER_TASK='8',
+                        JAX_COORDINATOR_PORT=str(free_port())))
     said = slurm.stderr.decode()
     assert slurm.returncode == 0, said
     assert said.count('compilations of the train step') == 1  # only the leader logs
