@@ -167,7 +167,7 @@ def test_parameters_of_nan_are_not_exported_to_our_own_format_and_not_opened(tmp
     trained, path = write_small('own', tmp_path / 'model'), tmp_path / 'model' / 'model.safetensors'
     table = np.full(trained.params['embedding']['embedding'].shape, np.nan, np.float32)
     with pytest.raises(UserError, match='model: the parameter embedding/embedding contains NaN or infinity: .* '
-                                        'Export another checkpoint of the run$'):
+                                        'Export another checkpoint, or use the format huggingface$'):
         write_safetensors(trained._replace(params=trained.params | {'embedding': {'embedding': table}}), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ['model']
     path.write_bytes(with_arrays(**{'embedding/embedding': lambda _: table})(path.read_bytes()))
