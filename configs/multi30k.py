@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
     config.checkpoint.update(every=100, keep_last=10)
     # These values were chosen on the validation split. BLEU differs by 0.1 between alpha=1.0 and alpha=1.4. With
     # beam=10, BLEU changes by -0.05 to +0.2 (docs/results.md), which may be chance.
-    # In the training data, no target has more than 25 tokens more than its source. With extra_length=25, beam search
+    # In the training data (en-de), no target has more than 25 tokens more than its source. With 25, beam search
     # takes 0.72 times as long as with 50, the default. On validation, BLEU is the same, and one of 1,014 translations
     # differs.
     config.decode.update(beam=5, alpha=1.2, extra_length=25)

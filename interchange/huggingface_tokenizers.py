@@ -142,7 +142,7 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
             assert isinstance(tokenizer, SubwordTokenizer), 'write_huggingface refuses other tokenizers'
             model = with_dummy_prefix(tokenizer.model)
             vocabularies[side] = {piece: number for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))}
-            fields['split_special_tokens'] = True  # here, '</s>' in a text is text
+            fields['split_special_tokens'] = True  # here, '</s>' in a text is ordinary text
         (folder / f'{side}.spm').write_bytes(model)
     _write_json(folder / 'vocab.json', vocabularies['source'])
     if not joint:

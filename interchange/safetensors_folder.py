@@ -28,7 +28,7 @@ from runtime.schema import Count
 
 WEIGHTS = EXPORTED
 STEPS = 'steps'  # the entry of the metadata with the steps of the checkpoints that the parameters come from
-FINITE = 'Export another checkpoint'
+OTHER_CHECKPOINT = 'Export another checkpoint'
 
 
 def write_safetensors(trained: TrainedModel, folder: Path) -> None:
@@ -40,7 +40,7 @@ def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     arrays = {name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
     if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
         raise UserError(f'{trained.workdirs[0]}: the parameter {wrong[0]} contains NaN or infinity: the training of '
-                        f'this model has diverged. {FINITE}, or use the format huggingface')
+                        f'this model has diverged. {OTHER_CHECKPOINT}, or use the format huggingface')
     config = json.dumps({'version': VERSION, **trained.config.to_dict()}, indent=2) + '\n'
     save_kept_data(folder / KEPT, trained.tokenizers, trained.sizes)
     sizes = (folder / KEPT / SIZES).read_text('utf-8')
@@ -63,5 +63,5 @@ def read_safetensors(folder: Path, dtype: str | None = None) -> TrainedModel:
                 raise UserError(f'{path} differs from the metadata of {WEIGHTS}. {ADVICE}')
         steps = file.entry(STEPS, list[Count], [])
         with parts_of_one_run(folder):
-            params = unflatten_dict({name: jnp.asarray(file.array(name, FINITE)) for name in file.shapes}, sep='/')
-    return make_model(folder, config, params, steps, dtype)
+            arrays = {name: jnp.asarray(file.array(name, OTHER_CHECKPOINT)) for name in file.shapes}
+    return make_model(folder, config, unflatten_dict(arrays, sep='/'), steps, dtype)

@@ -250,12 +250,12 @@ KINDS = ['op', *(f'ThreadpoolListener::{name}' for name in ('StartRegion', 'Stop
 
 def event(kind, begin, duration=0, **stats):
     """Returns an event of a profile as text. Times are in microseconds."""
-    told = ''.join(
+    statistics = ''.join(
         f'stats {{ metadata_id: {STATS.index(name) + 1} '
         f'{"str_value" if isinstance(value, str) else "int64_value"}: {json.dumps(value)} }} '
         for name, value in stats.items())
     return (f'events {{ metadata_id: {KINDS.index(kind) + 1} offset_ps: {begin * 10**6} '
-            f'duration_ps: {duration * 10**6} {told} }}')
+            f'duration_ps: {duration * 10**6} {statistics} }}')
 
 
 def traced(*threads):

@@ -11,7 +11,7 @@ import pytest
 
 import run_directory.damage
 from configs import base
-from run_directory.checkpoints import checkpoint_options, open_checkpoints
+from run_directory.checkpoints import checkpoint_options, described, open_checkpoints
 from run_directory.checksums import PART, SEEDS, checksum, numpy_checksum
 from run_directory.records import evaluations
 from runtime.errors import UserError
@@ -163,6 +163,7 @@ def test_the_path_of_a_run_is_not_a_url(tmp_path, name):
         checkpoints.save(1, state(1), {})
     with open_checkpoints(tmp_path / name) as checkpoints:
         np.testing.assert_array_equal(checkpoints.parameters('latest')[0]['w'], state(1).params['w'])
+    assert described(tmp_path / name / 'checkpoints' / '1' / 'state')['params']['w'].shape == (2, 3)
 
 
 def test_for_the_parameters_nothing_else_is_read(tmp_path, monkeypatch):

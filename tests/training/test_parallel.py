@@ -245,7 +245,7 @@ SLURM = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[01-02]', 'SLURM_NTASK
     ({'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'JOB_COMPLETION_INDEX': '0'}, {}),
     ({'JOB_COMPLETION_INDEX': '0'}, None),  # JAX does not detect Kubernetes without the address of its server
 ])
-def test_a_job_is_told_from_a_process_on_its_own(environment, expected, monkeypatch):
+def test_a_job_is_distinguished_from_a_single_process(environment, expected, monkeypatch):
     monkeypatch.setattr('importlib.util.find_spec', lambda name: name == 'kubernetes')  # no libtpu
     assert detected(environment) == expected
 
