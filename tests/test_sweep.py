@@ -10,10 +10,8 @@ import subprocess
 import sys
 import time
 import types
-from pathlib import Path
 
 import pytest
-from submitit.core.utils import FailedJobError
 
 import sweep as sweep_script
 from analysis import pictures, sweeping
@@ -22,90 +20,18 @@ from analysis.sweeping import Progress, logged_regularly, planned_runs, read_swe
 from configs import demo, pendulum
 from configs.options import flatten
 from runtime.errors import UserError
-from runtime.executors import FULL, INTERRUPTED, Job, Local, Slurm
-
-ROOT = Path(__file__).parent.parent
-TRAIN = '''
-import json, signal, sys, time
-from pathlib import Path
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-flags = dict(argument.lstrip('-').split('=', 1) for argument in sys.argv[1:])
-workdir = Path(flags['workdir'])
-workdir.mkdir(parents=True, exist_ok=True)
-with open(workdir / 'began', 'a') as file:
-    file.write('x')
-heads, seed, steps = (int(flags.get(f'config.{name}', 0)) for name in ('model.num_heads', 'seed', 'train.steps'))
-if heads == 2 and not Path(ROOT, 'repaired').exists():
-    sys.exit('Traceback: two heads are bad luck')
-if heads == 4:
-    while Path(ROOT, 'slow').exists():
-        time.sleep(0.05)
-(workdir / 'config.json').write_text('{}')
-with open(workdir / 'metrics.jsonl', 'w') as file:
-    for step in (steps // 2, steps):
-        file.write(json.dumps({'step': step, 'tokens_per_second': 100 * step}) + '\\n')
-        file.write(json.dumps({'step': step, 'validation_bleu': step * heads + seed}) + '\\n')
-(workdir / 'score').write_text(str(10 * heads + seed))
-'''
-DECODE = '''
-import json, sys
-from pathlib import Path
-flags = dict(argument.lstrip('-').split('=', 1) for argument in sys.argv[1:])
-workdir = Path(flags['workdir'])
-results = workdir / 'results' / f"{flags['split']}.json"
-results.parent.mkdir(exist_ok=True)
-results.write_text(json.dumps({'bleu': float((workdir / 'score').read_text()), 'perplexity': 2.0, 'parameters': 1234}))
-'''
-SWEEP = '''
-from configs.sweeps import over, product, seeds
-def get_sweep(config):
-    return product(over('model.num_heads', {heads}), seeds({seeds}))
-'''
-
-
-@pytest.fixture
-def bench(tmp_path):
-    """A folder with sweep.py, scripts that take no time, and a sweep."""
-    (tmp_path / 'sweep.py').write_bytes((ROOT / 'sweep.py').read_bytes())
-    (tmp_path / 'train.py').write_text(TRAIN.replace('ROOT', repr(str(tmp_path))))
-    (tmp_path / 'decode.py').write_text(DECODE)
-    return tmp_path
-
-
-def command(bench, *arguments, heads=(1, 4), seeds=2, config=True):
-    (bench / 'grid.py').write_text(SWEEP.format(heads=list(heads), seeds=seeds))
-    recipe = [f'--config={ROOT}/configs/demo.py', '--sweep=grid.py', '--config.train.steps=400'] if config else []
-    return [sys.executable, 'sweep.py', f'--workdir={bench}/out', *recipe, *arguments]
-
-
-ENVIRONMENT = {**os.environ, 'PYTHONPATH': str(ROOT)}
-
-
-def sweep(bench, *arguments, **options):
-    done = subprocess.run(command(bench, *arguments, **options), cwd=bench, capture_output=True, text=True,
-                          timeout=600, env=ENVIRONMENT)
-    assert 'Traceback (most recent call last)' not in done.stderr, done.stderr
-    return done
-
-
-def start(bench, *arguments, **options):
-    """A sweep in the background, whose runs with four heads do not end."""
-    (bench / 'slow').touch()
-    process = subprocess.Popen(command(bench, *arguments, **options), cwd=bench, stderr=subprocess.PIPE, text=True,
-                               stdout=subprocess.DEVNULL, env=ENVIRONMENT)
-    wait_for(bench / 'out/num_heads=4,seed=0/began')
-    return process
-
-
-def wait_for(path, seconds=600):
-    deadline = time.time() + seconds
-    while not path.exists():
-        assert time.time() < deadline
-        time.sleep(0.02)
-
-
-def times_begun(bench):
-    return {path.parent.name: len(path.read_text()) for path in bench.glob('out/*/began')}
+from runtime.executors import FULL, INTERRUPTED, Job, Local
+from tests.sweep_bench import (  # noqa: F401 (a fixture)
+    ENVIRONMENT,
+    ROOT,
+    SWEEP,
+    command,
+    start,
+    sweep,
+    sweep_bench,
+    times_begun,
+    wait_for,
+)
 
 
 def test_what_is_run_and_reported(bench):
@@ -271,78 +197,6 @@ def test_a_sweep_waits_for_the_runs_that_outlived_another(bench):
     (bench / 'slow').unlink()
     second.communicate(timeout=600)
     assert second.returncode == 0 and len(list(bench.glob('out/*/results/validation.json'))) == 4
-
-
-SLURM = {
-    'srun': 'shift 6; exec "$@"',  # --unbuffered --output X --error Y --cpus-per-task=4
-    'env': '[[ $1 != --* ]] && exec /usr/bin/env "$@"; exit 125',  # before coreutils 8.31, --ignore-signal is unknown
-    'sbatch': '''
-id=4; submitted=$(eval echo '$'$#); script=$(dirname $0)/submitted.sh; cp $submitted $script  # as Slurm does
-for task in $(seq 0 $(sed -n 's/.*--array=0-\\([0-9]*\\).*/\\1/p' $script)); do
-  (export SLURM_JOB_ID=$id$task SLURM_ARRAY_JOB_ID=$id SLURM_ARRAY_TASK_ID=$task SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1
-   export SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
-   bash $script > $script.$task.out 2>&1 &)
-done
-echo "Submitted batch job $id"''',
-    'sacct': 'echo "JobID|State|NodeList"',
-}
-
-
-@pytest.fixture
-def cluster(bench, monkeypatch):
-    """Slurm as far as submitit sees of it: each job of an array runs at once."""
-    for name, body in SLURM.items():
-        (bench / 'bin' / name).parent.mkdir(exist_ok=True)
-        (bench / 'bin' / name).write_text(f'#!/bin/bash\n{body}\n')
-        (bench / 'bin' / name).chmod(0o755)
-    monkeypatch.setitem(ENVIRONMENT, 'PATH', f'{bench}/bin:{os.environ["PATH"]}')
-
-
-@pytest.mark.slow
-def test_jobs_of_a_cluster(bench, cluster):
-    train = bench / 'train.py'
-    train.write_text(f'import os, signal\nos.kill(os.getpid(), signal.SIGUSR2)\n{train.read_text()}')  # it is ignored
-    done = sweep(bench, '--executor=slurm', '--partition=short', '--hours=0.5', heads=[1, 2], seeds=1)
-    assert done.returncode == 1, done.stderr
-    script = bench / 'out/logs/slurm/4_submission.sh'
-    assert all(f'#SBATCH --{line}\n' in script.read_text() for line in
-               ('partition=short', 'time=30', 'array=0-1%1', 'gpus-per-node=1', 'job-name=out'))
-    assert ' --cpus-per-task=4 ' in script.read_text().splitlines()[-1]  # the command with srun
-    assert 'num_heads=1,seed=0 finished' in done.stderr and 'two heads are bad luck' in done.stderr
-    assert '| failed: exit status 1 |' in done.stdout
-
-
-def test_a_run_that_needs_longer_than_the_time_limit_has_not_failed(bench, cluster, monkeypatch):
-    def result():
-        raise FailedJobError('UncompletedJobError: Job not requeued because: timed-out too many times.')
-
-    monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])  # with srun
-    executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
-    assert executor._executor._executor.max_num_timeout == 10_000
-    timed_out = types.SimpleNamespace(result=result, state='COMPLETED', job_id='4_0')
-    assert executor._status(job, timed_out) == INTERRUPTED and not job.failure.exists()
-
-
-@pytest.mark.slow
-def test_jobs_outlive_the_sweep_and_are_found_again(bench, cluster):
-    process = start(bench, '--executor=slurm')
-    process.send_signal(signal.SIGINT)
-    assert re.search(r'run scancel (4_0 )?(4_1 )?4_2 4_3\n', process.communicate(timeout=600)[1])
-    again = subprocess.Popen(command(bench, '--executor=slurm'), cwd=bench, env=ENVIRONMENT, text=True,
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while 'runs ended' not in again.stderr.readline():  # the first line of the progress, 30 s later
-        assert again.poll() is None
-    (bench / 'slow').unlink()
-    again.communicate(timeout=600)
-    assert again.returncode == 0
-    assert set(times_begun(bench).values()) == {1} and len(times_begun(bench)) == 4
-
-
-@pytest.mark.slow
-def test_a_cluster_that_is_not_there(bench):
-    refused = sweep(bench, '--executor=slurm')
-    assert refused.returncode == 2 and '--executor=slurm: Could not detect "srun"' in refused.stderr
-    assert not (bench / 'out').exists()
 
 
 @pytest.mark.parametrize('grid, expected', [

@@ -1,0 +1,84 @@
+"""Sweeps whose runs are jobs of Slurm."""
+
+import os
+import re
+import signal
+import subprocess
+import types
+
+import pytest
+from submitit.core.utils import FailedJobError
+
+from runtime.executors import INTERRUPTED, Job, Slurm
+from tests.sweep_bench import ENVIRONMENT, command, start, sweep, sweep_bench, times_begun  # noqa: F401 (a fixture)
+
+SLURM = {
+    'srun': 'shift 6; exec "$@"',  # --unbuffered --output X --error Y --cpus-per-task=4
+    'env': '[[ $1 != --* ]] && exec /usr/bin/env "$@"; exit 125',  # before coreutils 8.31, --ignore-signal is unknown
+    'sbatch': '''
+id=4; submitted=$(eval echo '$'$#); script=$(dirname $0)/submitted.sh; cp $submitted $script  # as Slurm does
+for task in $(seq 0 $(sed -n 's/.*--array=0-\\([0-9]*\\).*/\\1/p' $script)); do
+  (export SLURM_JOB_ID=$id$task SLURM_ARRAY_JOB_ID=$id SLURM_ARRAY_TASK_ID=$task SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1
+   export SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
+   bash $script > $script.$task.out 2>&1 &)
+done
+echo "Submitted batch job $id"''',
+    'sacct': 'echo "JobID|State|NodeList"',
+}
+
+
+@pytest.fixture
+def cluster(bench, monkeypatch):
+    """Slurm as far as submitit sees of it: each job of an array runs at once."""
+    for name, body in SLURM.items():
+        (bench / 'bin' / name).parent.mkdir(exist_ok=True)
+        (bench / 'bin' / name).write_text(f'#!/bin/bash\n{body}\n')
+        (bench / 'bin' / name).chmod(0o755)
+    monkeypatch.setitem(ENVIRONMENT, 'PATH', f'{bench}/bin:{os.environ["PATH"]}')
+
+
+@pytest.mark.slow
+def test_jobs_of_a_cluster(bench, cluster):
+    train = bench / 'train.py'
+    train.write_text(f'import os, signal\nos.kill(os.getpid(), signal.SIGUSR2)\n{train.read_text()}')  # it is ignored
+    done = sweep(bench, '--executor=slurm', '--partition=short', '--hours=0.5', heads=[1, 2], seeds=1)
+    assert done.returncode == 1, done.stderr
+    script = bench / 'out/logs/slurm/4_submission.sh'
+    assert all(f'#SBATCH --{line}\n' in script.read_text() for line in
+               ('partition=short', 'time=30', 'array=0-1%1', 'gpus-per-node=1', 'job-name=out'))
+    assert ' --cpus-per-task=4 ' in script.read_text().splitlines()[-1]  # the command with srun
+    assert 'num_heads=1,seed=0 finished' in done.stderr and 'two heads are bad luck' in done.stderr
+    assert '| failed: exit status 1 |' in done.stdout
+
+
+def test_a_run_that_needs_longer_than_the_time_limit_has_not_failed(bench, cluster, monkeypatch):
+    def result():
+        raise FailedJobError('UncompletedJobError: Job not requeued because: timed-out too many times.')
+
+    monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])  # with srun
+    executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
+    assert executor._executor._executor.max_num_timeout == 10_000
+    timed_out = types.SimpleNamespace(result=result, state='COMPLETED', job_id='4_0')
+    assert executor._status(job, timed_out) == INTERRUPTED and not job.failure.exists()
+
+
+@pytest.mark.slow
+def test_jobs_outlive_the_sweep_and_are_found_again(bench, cluster):
+    process = start(bench, '--executor=slurm')
+    process.send_signal(signal.SIGINT)
+    assert re.search(r'run scancel (4_0 )?(4_1 )?4_2 4_3\n', process.communicate(timeout=600)[1])
+    again = subprocess.Popen(command(bench, '--executor=slurm'), cwd=bench, env=ENVIRONMENT, text=True,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while 'runs ended' not in again.stderr.readline():  # the first line of the progress, 30 s later
+        assert again.poll() is None
+    (bench / 'slow').unlink()
+    again.communicate(timeout=600)
+    assert again.returncode == 0
+    assert set(times_begun(bench).values()) == {1} and len(times_begun(bench)) == 4
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there(bench):
+    refused = sweep(bench, '--executor=slurm')
+    assert refused.returncode == 2 and '--executor=slurm: Could not detect "srun"' in refused.stderr
+    assert not (bench / 'out').exists()
