@@ -26,14 +26,10 @@ from model import Params
 
 FEWEST = 16  # minimum number of rows of a batch that shrinks
 SHARE = 32  # minimum number of rows for each thread
-# Number of steps in the first cache. A step reads the whole cache, so the cache is small at first. With 16 steps, beam
-# search with configs/multi30k.py takes 0.91 times as long as with 32 steps. With 8 steps, the search takes 0.90 times
-# as long, but more programs are compiled.
+# Smallest and largest number of steps in the first cache. A step reads the whole cache, so the cache is small at first.
+# But the keys of few rows are read quickly, and with a larger cache, fewer programs are compiled (docs/results.md).
 ROOM = 16
-# Number of steps in the first cache of at most FEWEST rows. It is larger, because the keys of few rows are read
-# quickly, and fewer programs are compiled. With configs/multi30k.py, the programs of the first search compile in 30 s
-# instead of 37 s, and a search takes 1.02 times as long.
-ROOM_OF_FEW = 64
+ROOM_OF_FEW = 64  # for at most FEWEST rows
 
 
 class Batch(NamedTuple):
@@ -167,8 +163,8 @@ class BatchSearch:
 
 
 def _first_room(rows: int) -> int:
-    """Returns the number of steps in the first cache of `rows` sentences."""
-    return ROOM if rows > FEWEST else ROOM_OF_FEW
+    """Returns the number of steps in the first cache of `rows` sentences: half as many for twice the rows."""
+    return min(max(ROOM, (ROOM_OF_FEW * FEWEST) >> (rows - 1).bit_length()), ROOM_OF_FEW)
 
 
 def _sharing(search: Search) -> int:

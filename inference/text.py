@@ -4,6 +4,7 @@ import abc
 import collections
 import dataclasses
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -91,6 +92,10 @@ class TextModel(abc.ABC):
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         """Returns the pieces of text along the axes of the attention: {kind: (pieces of queries, pieces of keys)}."""
 
+    def left_out(self, output: Output) -> int:
+        """Returns the number of tokens at the end of `output` that `attention` and `axes` leave out."""
+        return 0
+
     @abc.abstractmethod
     def text_names(self, output: Output) -> tuple[str, str]:
         """Returns the names of the input and the output, such as ('source', 'translation').
@@ -154,13 +159,20 @@ class TextModel(abc.ABC):
         best_probabilities, best = jax.lax.top_k(probabilities, min(top, probabilities.shape[-1]))
         return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], best, best_probabilities
 
+    def _width(self, length: int) -> int:
+        """Returns the number of tokens to which an input of `length` tokens is padded.
+
+        It is the next multiple of LENGTHS, or the maximum length of the model if this is smaller.
+        """
+        length = max(1, length)
+        return max(length, min(-(-length // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
+
     def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
         """Returns lists of tokens as an array with at least `count` rows. Missing tokens are PAD.
 
-        The length is the next multiple of LENGTHS, or the maximum length of the model if this is smaller.
+        The length is the `_width` of the longest list.
         """
-        longest = max(1, *map(len, rows))
-        length = max(longest, min(-(-longest // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
+        length = self._width(max(map(len, rows), default=1))
         padded = np.full((max(count, len(rows)), length), PAD, np.int32)
         for row, tokens in enumerate(rows):
             padded[row, :len(tokens)] = tokens
@@ -210,11 +222,8 @@ class SearchModel(TextModel):
             return self.find([sources[row] for row in rows], [numbers[row] for row in rows], share, draw,
                              limits and [limits[row] for row in rows], begins and [begins[row] for row in rows])
 
-        # Inputs of similar length are in the same batch, because they need less padding and end at about the same step.
-        # The longest inputs come first. Otherwise one thread would still work on them when the other threads are idle.
-        order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
         results: list[list[Hypothesis]] = [[] for _ in sources]
-        batches = [order[begin:begin + share.batch_size] for begin in range(0, len(order), share.batch_size)]
+        batches = self._batched(sources, share)
         for rows, hypotheses in zip(batches, find_in_threads(find, batches, threads), strict=True):
             for index, row in enumerate(rows):
                 results[row] = [self._hypothesis(hypotheses, index, rank) for rank in range(options.n_best)
@@ -225,6 +234,24 @@ class SearchModel(TextModel):
             raise UserError(f'{self.name}: the search finds no output, because the {infinite} are NaN or infinite. '
                             'Use another --checkpoint, or train again with a lower learning rate')
         return results
+
+    def _batched(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[int]]:
+        """Divides the rows of `sources` into batches of at most options.batch_size rows.
+
+        Inputs of similar length are in the same batch, because they need less padding and end at about the same step.
+        The longest inputs come first. Otherwise one thread would still work on them when the other threads are idle.
+        """
+        order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
+        if len(order) <= options.batch_size:
+            return [order]
+        # In several batches, all inputs of a batch are padded to the same width. So a few long inputs form a small
+        # batch, which needs few programs, instead of making a full batch wider.
+        def width(row: int) -> int:
+            return self._width(len(self._search_input(sources[row], options).encoded))
+
+        groups = [list(rows) for _, rows in itertools.groupby(order, width)]
+        return [rows[begin:begin + options.batch_size] for rows in groups
+                for begin in range(0, len(rows), options.batch_size)]
 
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
              draw: int = 0, limits: Sequence[int] | None = None,

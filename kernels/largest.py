@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 PARTS = 32  # number of parts of a row of logits that are processed together
+SUMMED = 4  # number of parts in `log_normaliser`; with more parts, the program is not faster and compiles longer
 
 
 def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequence[int] = (),
@@ -52,7 +53,7 @@ def _largest_of_columns(logits, count, forbidden, parts):
                for row, begin in zip(rows, range(0, parts * width, width), strict=True)]
     maxima, columns = _top_k(functools.reduce(jnp.maximum, allowed), count + 1)
     columns = jnp.sort(columns[..., :count], axis=-1)
-    tokens = jnp.arange(parts)[:, None] * width + columns[..., None, :]  # in the order of the logits
+    tokens = jnp.arange(parts, dtype=jnp.int32)[:, None] * width + columns[..., None, :]  # in the order of the logits
     tokens = tokens.reshape(*logits.shape[:-1], -1)
     candidates = jnp.take_along_axis(logits, tokens, axis=-1, mode='fill', fill_value=-jnp.inf)
     values, index = _top_k(_allowed(candidates, tokens, forbidden), count)
@@ -62,7 +63,7 @@ def _largest_of_columns(logits, count, forbidden, parts):
                         lambda _: (values, jnp.take_along_axis(tokens, index, axis=-1)), logits)
 
 
-def _cut(logits, parts=PARTS):
+def _cut(logits, parts):
     """Splits each row into parts of equal length, so that XLA vectorises the computation. The last part is padded."""
     width = -(-logits.shape[-1] // parts)
     cut = [logits[..., begin:begin + width] for begin in range(0, parts * width, width)]
@@ -72,6 +73,6 @@ def _cut(logits, parts=PARTS):
 
 def log_normaliser(logits: Float[Array, '*batch vocab'], maximum: Float[Array, '*batch 1']) -> Float[Array, '*batch']:
     """Returns the logsumexp of each row of logits. `maximum` contains the maximum of each row."""
-    powers = functools.reduce(jnp.add, [jnp.exp(part - maximum) for part in _cut(logits)])
+    powers = functools.reduce(jnp.add, [jnp.exp(part - maximum) for part in _cut(logits, SUMMED)])
     # Without the barrier, XLA would store all powers for one long sum instead of reading the logits in one pass.
     return jnp.log(jax.lax.optimization_barrier(powers).sum(axis=-1)) + maximum[..., 0]

@@ -172,7 +172,7 @@ def test_a_batch_shrinks_as_its_sentences_end_and_its_past_grows(monkeypatch):
                        dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
     monkeypatch.setattr(batches, 'FEWEST', 2)
     monkeypatch.setattr(batches, 'ROOM', 4)
-    monkeypatch.setattr(batches, 'ROOM_OF_FEW', 24)
+    monkeypatch.setattr(batches, 'ROOM_OF_FEW', 16)
     shapes, go_on = [], model._batches._advance
     monkeypatch.setattr(model._batches, '_advance', lambda params, state, *args, **options: (
         shapes.append(state.cache.past[0].key.shape), go_on(params, state, *args, **options))[1])
@@ -183,13 +183,24 @@ def test_a_batch_shrinks_as_its_sentences_end_and_its_past_grows(monkeypatch):
     rows, keys = [shape[0] for shape in shapes], [shape[3] // 3 for shape in shapes]
     assert rows == sorted(rows, reverse=True) and keys == sorted(keys)
     assert rows[0] == 16 and keys[0] == 4 and {4, 8} <= {*keys} and max(keys) <= 64
-    assert all(room >= 24 for count, room in zip(rows, keys, strict=True) if count <= 2)
+    assert all(room >= 16 for count, room in zip(rows, keys, strict=True) if count <= 2)
     if max(len(hypotheses[0].tokens) for hypotheses in found) > 8:
         assert 2 in rows
 
 
 def test_few_sentences_begin_with_a_larger_cache():
-    assert [batches._first_room(rows) for rows in (1, 16, 17, 128)] == [64, 64, 16, 16]
+    assert [batches._first_room(rows) for rows in (1, 16, 17, 32, 33, 128)] == [64, 64, 32, 32, 16, 16]
+
+
+def test_the_sentences_of_a_batch_have_the_same_padded_length_if_there_are_several_batches():
+    module = RNNSearch(SIZE, SIZE, d_model=8, d_hidden=8)
+    model = Translator(module, {}, dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
+    lengths = [5, 31, 32, 7, 40, *[10] * 20]  # with the end token, 31 fits into 32 tokens, and 32 does not
+    sources = [[4] * length for length in lengths]
+    found = model._batched(sources, SearchOptions(batch_size=8))
+    assert found[0] == [4, 2] and [len(rows) for rows in found] == [2, 8, 8, 7]
+    assert sorted(row for rows in found for row in rows) == list(range(25))
+    assert [len(rows) for rows in model._batched(sources[:8], SearchOptions(batch_size=8))] == [8]
 
 
 @pytest.mark.slow
