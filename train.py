@@ -20,7 +20,7 @@ from ml_collections import ConfigDict, config_flags
 from command_line import flag_files_explained, run_script, slow_imports
 from configs.checks import config_from
 from configs.options import DEFAULTS, flatten
-from run_directory.records import finished_at
+from run_directory.records import CONFIG, finished_at
 from runtime.files import expanded
 
 with flag_files_explained():
@@ -45,7 +45,8 @@ def main() -> None:
     """Trains the model that the flags describe, or prints the config if --print_config is set."""
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
-    config = config_from(CONFIG_FLAG, problems_of_data)
+    config = config_from(CONFIG_FLAG, problems_of_data,
+                         resumes=bool(WORKDIR.value) and (expanded(WORKDIR.value) / CONFIG).exists())
     # These imports take seconds. They follow the check of the command line, so that --help and wrong flags do not wait
     # for them. A finished run does not even wait for the imports below.
     with slow_imports():

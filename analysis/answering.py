@@ -124,7 +124,7 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
             report.add(answers)
             if request.typed:  # each line is answered and reported at once
                 report.write()
-                report = Report(model, unit, scored=report.scored)
+                report = Report(model, unit, scored=report.scored, first=count)
             start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
                               f'{IMPORTED - STARTED:.1f}, opening the run {began - IMPORTED:.1f}, compiling the search '
                               f'{compile_time.seconds - compiled_before:.1f}')
@@ -162,6 +162,7 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
     # The first token of a language model is not predicted, so a single token has nothing to show.
     if (pictured or page or request.attention) and count > model.unpredicted:
         weights = model.attention(answer)
+        report.add_attention(answer)
     if page and weights is not None:
         page.add(explain_text(model, answer, weights, number))
     if pictured and weights is not None:
@@ -220,6 +221,12 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
     data: Any = run.data()  # its class depends on the task
     for changed in changed_data(run.workdir, data, splits):  # raises an error if files of a split are missing
         log.warning('the data differs from the data on which the run was trained: %s', changed)
+    for split in filter(data.held_out, splits):
+        for changed in changed_data(run.workdir, data, ['train']):
+            log.warning('the training data differs from the data on which the run was trained: %s. The %s split is '
+                        'held out from the training data, so it may have changed, too, and may contain examples on '
+                        'which the model was trained. Restore the previous data', changed.removeprefix('train: '),
+                        split)
     # Read before anything is translated, so that a missing file is reported at once.
     other_outputs = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
                      for split in splits}

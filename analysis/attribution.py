@@ -18,7 +18,7 @@ from inference.generate import Generator
 from inference.inspection import list_places
 from inference.run import Run
 from inference.translate import Translator
-from input_pipeline.tokenizer import PAD, UNK
+from input_pipeline.tokenizer import PAD, SPACE, UNK
 from runtime.errors import UserError
 
 INTERVALS = 100  # number of quadrature intervals of integrated gradients; each interval needs two gradients
@@ -42,6 +42,7 @@ class Attribution:
       outputs: the numbers that are explained, one for each target piece: its log-probability, or its log-probability
         minus the log-probability of an alternative token. None for methods that use only attention weights.
       baseline: for integrated gradients, the value of `outputs` when all embeddings are 0. None for other methods.
+      alternative: the piece of the alternative token, or '' without an alternative.
     """
     method: str
     source: list[str]
@@ -50,6 +51,7 @@ class Attribution:
     values: Matrix
     outputs: Float[np.ndarray, ' target'] | None = None
     baseline: Float[np.ndarray, ' target'] | None = None
+    alternative: str = ''
 
     @property
     def gap(self) -> Float[np.ndarray, ' target']:
@@ -59,8 +61,12 @@ class Attribution:
         return self.values.sum(axis=0) - (self.outputs - self.baseline)
 
     def __str__(self) -> str:
-        """Returns a line for each target piece, with the three tokens that contribute most."""
-        tokens, lines = [*self.source, *self.prefix], []
+        """Returns a line for each target piece, with the three tokens that contribute most.
+
+        If there is an alternative, the line before these lines names it.
+        """
+        tokens = [*self.source, *self.prefix]
+        lines = [f'each token instead of {self.alternative}'] if self.alternative else []
         for number, piece in enumerate(self.target):
             best = np.argsort(-np.abs(self.values[:, number]), kind='stable')[:3]
             lines.append(f'{piece:12}' + ', '.join(f'{tokens[row]} {self.values[row, number]:.3g}' for row in best))
@@ -76,7 +82,8 @@ def attribute(run: Run, example: Any, method: str = 'integrated', instead: str =
         tuple (prompt, continuation) or an output.
       method: a key of METHODS.
       instead: a text. Its first token is the alternative: the contributions explain the log-probability of each target
-        token minus the log-probability of this token (Yin and Neubig 2022, arXiv:2202.10419).
+        token minus the log-probability of this token (Yin and Neubig 2022, arXiv:2202.10419). Tokens that are only
+        spaces are skipped, unless the text has no other tokens.
 
     Raises:
       UserError: if the method does not exist or does not support `instead`, or the model has no attention.
@@ -86,7 +93,8 @@ def attribute(run: Run, example: Any, method: str = 'integrated', instead: str =
     output = as_output(run, example)
     text = text_of(run, output)
     if method not in ATTENTION_METHODS:
-        fields = METHODS[method](text, Measure(text, instead))
+        measure = Measure(text, instead)
+        fields = METHODS[method](text, measure) | {'alternative': measure.piece}
     elif instead:
         usable = [name for name in METHODS if name not in ATTENTION_METHODS]
         raise UserError(f'instead={instead!r}: method={method!r} uses only attention weights, which do not depend on '
@@ -132,6 +140,7 @@ class Measure:
       inputs: the arguments of the module.
       targets: the tokens that the outputs of the module predict.
       alternative: the token whose log-probability is subtracted, or -1.
+      piece: the piece of this token, or ''.
 
     Raises:
       UserError: if the first token of `instead` is not in the vocabulary, or the model has no place with embeddings. An
@@ -146,7 +155,14 @@ class Measure:
             raise UserError(f'{text.model.name}: this method needs one model with embeddings. Use one run')
         self.rows = 1 << (len(text.target) - 1).bit_length()
         self.inputs, self.targets, _ = text.arrays(self.rows)
-        self.alternative, *_ = text.model.tokenizers['target'].encode(instead) or [UNK] if instead else [-1]
+        self.alternative, self.piece = -1, ''
+        if instead:
+            tokenizer = text.model.tokenizers['target']
+            tokens = tokenizer.encode(instead) or [UNK]
+            # The space before a word may be a separate token: '6' may be the tokens '▁' and '6'.
+            self.alternative = next((token for token, piece in zip(tokens, tokenizer.pieces(tokens), strict=True)
+                                     if piece.strip(SPACE)), tokens[0])
+            self.piece, = tokenizer.pieces([self.alternative])
         if self.alternative == UNK:
             raise UserError(f'instead={instead!r}: the first token is not in the vocabulary of the target. Use another '
                             'text')
@@ -243,7 +259,8 @@ def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
 def leave_one_out(text: Text, measure: Measure) -> dict[str, Any]:
     """Returns how much the explained numbers decrease when a token is replaced by padding. No query attends to padding.
 
-    The positions of the remaining tokens are unchanged.
+    The positions of the remaining tokens are unchanged. The encoder of RNNsearch skips padding, but its decoder is a
+    recurrent network, which reads the embedding of the padding token in place of a target token.
     """
     tokens = [(name, place) for name in measure.names.values() for place in range(len(text.inputs[name]))]
     rows = []

@@ -32,11 +32,12 @@ from runtime.files import expanded, read_json
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # folder next to sweep.json: NAME.log of each run and, after a failure, NAME.failed
 NOT_VARIED = ('seed', 'cache_dir')  # options in which runs of one setting may differ
-# Names of curves and of numbers in results, without the statistics of places. Some objectives add the last three.
+ADDED_LOSSES = ('alignment_loss', 'divergence', 'teacher_divergence')  # curves of terms that some objectives add
+# Names of curves and of numbers in results, without the statistics of places.
 METRIC_NAMES = ('learning_rate', 'tokens_per_second', 'epoch', 'skipped_steps', 'seconds', 'compile_seconds',
                 'resident_gb', 'device_gb', 'device_peak_gb', 'parameters',
                 *(prefix + name for prefix in ('', 'train_', EVALUATED)
-                  for name in (*METRICS, 'alignment_loss', 'divergence', 'teacher_divergence')))
+                  for name in (*METRICS, *ADDED_LOSSES)))
 
 log = logging.getLogger('allyouneed.compare')
 
@@ -299,9 +300,11 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
     Returns:
       A table with the columns: the varied options by their short names, metrics, 'seeds' if any setting has more than
       one run, 'parameters', 'tokens/s' and, if any run is not finished, 'state'.
+
+    Raises:
+      UserError: if `runs` is empty.
     """
-    if not runs:
-        raise UserError('runs=[]: a table needs at least one run. Use the result of load_runs')
+    check_not_empty(runs)
     settings = by_setting(runs)
     varied = varied_options(runs) if varied is None else list(varied)
     short = short_names(runs[0].config)
@@ -323,6 +326,12 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
                *(['seeds'] if any(len(setting) > 1 for setting in settings) else []), 'parameters', 'tokens/s',
                *(['state'] if any(row['state'] != 'finished' for row in rows) else [])]
     return Table(columns, rows)
+
+
+def check_not_empty(runs: Sequence[RunRecord]) -> None:
+    """Raises UserError if `runs` is empty."""
+    if not runs:
+        raise UserError('runs=[]: at least one run is required. Use the result of load_runs')
 
 
 def by_setting(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:

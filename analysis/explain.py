@@ -94,7 +94,8 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
                  number: int = 1, reference: str = '') -> Explanation:
     """Returns the explanation of an output of a model that writes text.
 
-    It has only the first MOST_TOKENS queries and keys. The titles then also give the number of all tokens.
+    It has only the first MOST_TOKENS queries and keys, and for a language model only the tokens of the first window. If
+    tokens are left out, the titles also give the number of all tokens.
 
     Args:
       model: the model that wrote the output.
@@ -108,10 +109,15 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
     """
     first = chosen_kind(weights, '')
     titles, (read, written) = model.titles, model.text_names(output)
+    left_out = model.left_out(output)
+
+    def title(name, pieces):
+        return axis_label(name, len(pieces) + left_out, min(len(pieces), MOST_TOKENS))
+
     attention = [
         Attention(kind, weights[kind][:, :, :MOST_TOKENS, :MOST_TOKENS], queries[:MOST_TOKENS], keys[:MOST_TOKENS],
-                  (axis_label(titles[kind][0], len(queries), MOST_TOKENS),
-                   axis_label(titles[kind][1], len(keys), MOST_TOKENS)), written=titles[kind][0] != 'source')
+                  (title(titles[kind][0], queries), title(titles[kind][1], keys)),
+                  written=titles[kind][0] != 'source')
         for kind, (queries, keys) in model.axes(output).items() if kind in weights]
     attention.sort(key=lambda each: each.kind != first)
     predictions = [*[None] * model.unpredicted, *model.token_probabilities(output, ALTERNATIVES)]

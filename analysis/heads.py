@@ -78,6 +78,10 @@ class GatedHeads:
         L is the cross-entropy of all tokens of a reference, given the source. g is the gate of the head. Long pairs are
         truncated as for the perplexity, with a warning.
 
+        The paper divides the values of each layer by their l2 norm (Molchanov et al. 2017, arXiv:1611.06440). Here, the
+        values are not normalised. So the order of the heads of one layer is as in the paper, but the order of heads of
+        different layers may differ.
+
         Args:
           pairs: sources and references.
 
@@ -220,7 +224,11 @@ def pruning_figure(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]
 
 
 def ranked(importance: Mapping[str, Float[np.ndarray, ' head'] | Float[Array, ' head']]) -> list[tuple[str, int]]:
-    """Returns all heads as (place, head), with the least important head first."""
+    """Returns all heads as (place, head), with the least important head first.
+
+    The values are compared across layers without the normalisation of the paper (`GatedHeads.importance`). If all
+    gradients of a layer are small, its heads come first.
+    """
     heads = [(float(value), name, head) for name, values in importance.items() for head, value in enumerate(values)]
     return [(name, head) for _, name, head in sorted(heads)]
 

@@ -33,7 +33,7 @@ class Request(NamedTuple):
       other: for patching, the sentence that is patched.
       places: names or patterns of places; None: the default of the analysis.
       method: for attribution, a key of METHODS in `analysis.attribution`.
-      instead: for attribution, a text whose first token is the alternative.
+      instead: for attribution, the text of the alternative, as in `attribute`.
     """
     split: str = 'validation'
     count: int = 100
@@ -117,8 +117,9 @@ def lens(run: Run, request: Request) -> Result:
 def attribution(run: Run, request: Request) -> Result:
     """Returns the contributions of source and prefix to each target token."""
     contributions = attribute(run, request.text, request.method, request.instead)
+    contrast = f' (instead of {contributions.alternative})' if contributions.alternative else ''
     figure = matrix_figure(contributions.values.T, contributions.target,
-                           [*contributions.source, *contributions.prefix], 'contribution',
+                           [*contributions.source, *contributions.prefix], f'contribution{contrast}',
                            ('tokens of the source, then earlier tokens of the target', 'predicted token'))
     return Result(str(contributions), _as_json(contributions), figure)
 

@@ -202,10 +202,15 @@ def text_of(run: Run, example: Any) -> Text:
 def check_comparable(clean: Text, corrupt: Text, sentences: Sequence[str]) -> None:
     """Raises UserError if two texts that are compared token by token differ in their lengths or in their targets."""
     both = f'{sentences[0][:40]!r} and {sentences[1][:40]!r}'
-    for name, tokens in clean.inputs.items():
-        if len(tokens) != len(corrupt.inputs[name]):
-            raise UserError(f'{both}: the sentences have {len(tokens)} and {len(corrupt.inputs[name])} tokens. Use '
-                            'sentences with the same number of tokens')
-    if clean.written[clean.first:] != corrupt.written[corrupt.first:]:
+    targets = clean.written[clean.first:], corrupt.written[corrupt.first:]
+    lengths = [(len(tokens), len(corrupt.inputs[name])) for name, tokens in clean.inputs.items()]
+    common = min(map(len, targets))
+    if targets[0][:common] == targets[1][:common]:  # a language model truncates text and target to one window
+        lengths.append((clean.first + 1, corrupt.first + 1))  # the tokens of the prompts
+    for count, other in lengths:
+        if count != other:
+            raise UserError(f'{both}: the sentences have {count} and {other} tokens. Use sentences with the same '
+                            'number of tokens')
+    if targets[0] != targets[1]:
         raise UserError(f'{both}: the target has different tokens for the two sentences, because it begins inside a '
                         'token of the sentence. Begin the target with a space')

@@ -106,7 +106,7 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
     assert isinstance(model, TextModel), 'only a TextModel returns an Output'
     kind, panels, titles = chosen(weights or model.attention(answer), look)
     queries, keys = model.axes(answer)[kind]
-    return attention_figure(panels, queries, keys, titles)
+    return attention_figure(panels, queries, keys, titles, model.left_out(answer))
 
 
 def visible_tokens(model: Predictor, example: Num[np.ndarray, '*space channels'], count: int) -> Bool[np.ndarray, ' t']:
@@ -130,12 +130,14 @@ def _shortened(cells: Sequence[str]) -> str:
 
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],
-                     titles: Sequence[str]) -> 'Figure':
+                     titles: Sequence[str], left_out: int = 0) -> 'Figure':
     """Draws one matrix per panel, with a row for each query and a column for each key. Weight 1 is dark, 0 is white.
 
-    Draws only the first MOST_TOKENS queries and keys. The labels of the axes give the number of all tokens.
+    Draws only the first MOST_TOKENS queries and keys. `left_out` is the number of tokens after the last query and key,
+    which have no weights. The labels of the axes give the number of all tokens.
     """
-    labels = [axis_label(name, len(tokens), MOST_TOKENS) for name, tokens in (('keys', source), ('queries', target))]
+    labels = [axis_label(name, len(tokens) + left_out, min(len(tokens), MOST_TOKENS))
+              for name, tokens in (('keys', source), ('queries', target))]
     weights, target, source = weights[:, :MOST_TOKENS, :MOST_TOKENS], target[:MOST_TOKENS], source[:MOST_TOKENS]
     size = max(2.6, 0.24 * len(source)), max(2.4, 0.24 * len(target))
     figure, panels = _panels(len(weights), (size[0] + 1.1, size[1] + 1.3), beside=0.8)
@@ -220,7 +222,7 @@ def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], 
     axes.set_yticks(range(len(rows)), [_printable(name) for name in rows], fontsize=8)
     axes.tick_params(length=0)
     axes.set(xlabel=across, ylabel=down)
-    figure.colorbar(image, label=label)
+    figure.colorbar(image, label=_printable(label))
     return figure
 
 

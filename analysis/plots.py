@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.compare import RunRecord, Spread, by_setting, label, scored_metric, spread
+from analysis.compare import (
+    ADDED_LOSSES,
+    RunRecord,
+    Spread,
+    by_setting,
+    check_not_empty,
+    label,
+    scored_metric,
+    spread,
+)
 from configs.options import is_used
 from configs.sweeps import run_names, short_names
 from configs.tasks import METRICS
@@ -35,11 +44,18 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
     during training may measure the same metric in another way. Then the order of the runs may differ between the plots.
     So the title of each plot describes the measurement.
 
+    The legend is sorted by the last value of each line. The best value is first. If no value is best, as for
+    'learning_rate', the largest value is first. NaN is last.
+
     Args:
       runs: the result of `load_runs`.
       metric: a validation metric, such as 'bleu' or 'loss'; or the full name of a curve, such as 'train_loss' or
         'tokens_per_second'. The default is config.eval.metric of the first run.
+
+    Raises:
+      UserError: if `runs` is empty.
     """
+    check_not_empty(runs)
     name: str = metric or runs[0].config['eval.metric']
     curve = name if any(name in run.curves for run in runs) else f'validation_{name}'
     lines = []
@@ -51,8 +67,14 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
         if at_step:
             steps = sorted(at_step)
             lines.append((label(setting[0]), steps, [at_step[step] for step in steps]))
-    sign = -1 if METRICS.get(curve.partition('_')[2]) is min else 1
-    lines.sort(key=lambda line: -sign * statistics.fmean(line[2][-1]))
+    quantity = curve.partition('_')[2]  # without train_ or validation_
+    best = min if quantity in ADDED_LOSSES else METRICS.get(quantity)
+
+    def rank(line):
+        last = statistics.fmean(line[2][-1])
+        return math.isnan(last), last if best is min else -last
+
+    lines.sort(key=rank)
     columns = -(-len(lines) // 24) or 1  # columns of the legend
     drawn = Figure(figsize=(7 + 2.6 * columns, 5), layout='constrained')
     axes = drawn.add_subplot()
@@ -66,8 +88,8 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
     axes.set(xlabel='step', ylabel=_named(evaluated))
     axes.grid(alpha=0.3)
     if lines:
-        drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title='sorted by the last value, best first',
-                     title_fontsize=8)
+        drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title_fontsize=8,
+                     title=f'sorted by the last value, {"best" if best else "largest"} first')
         if evaluated != curve:
             axes.set_title(_in_training(runs, evaluated), fontsize=10)
     else:
@@ -87,7 +109,11 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
       metric: a metric of the results; the default is config.eval.metric of the first run or, if the results do not
         have this metric, their first metric in the order of METRICS.
       split: the split of the results.
+
+    Raises:
+      UserError: if `runs` is empty.
     """
+    check_not_empty(runs)
     settings = [setting for setting in by_setting(runs) if any(split in run.results for run in setting)]
     measured = {name for setting in settings for run in setting for name in run.results.get(split, {})}
     usual = runs[0].config['eval.metric']

@@ -18,13 +18,15 @@ LONGEST = 200  # maximum number of characters of a value in a message
 
 
 def config_from(flag: flags.FlagHolder,
-                more: Callable[[ConfigDict, Sequence[str]], list[str]] = lambda config, problems: []) -> ConfigDict:
+                more: Callable[[ConfigDict, Sequence[str]], list[str]] = lambda config, problems: [],
+                resumes: bool = False) -> ConfigDict:
     """Returns the checked value of a --config flag.
 
     Args:
       flag: the flag, defined by ml_collections.
       more: a function that makes further checks, for example of the data. It takes the config and the list of messages
         so far, and returns a list of further messages.
+      resumes: whether the config is for a run that exists. Such a run keeps its warm-up, even if it is too long.
 
     Raises:
       UserError: if the flag is missing or is not a recipe, or if values are wrong. The message lists all wrong values.
@@ -39,7 +41,8 @@ def config_from(flag: flags.FlagHolder,
         hasattr(flag.value, 'seed')  # ml_collections raises an OSError of the recipe only at the first access
     config = plain(flag.value)
     problems = config_problems(config)
-    if not problems and 'optimizer.warmup' in config_flags.get_override_values(flags.FLAGS['config']):
+    overrides = config_flags.get_override_values(flags.FLAGS['config'])
+    if not problems and not resumes and 'optimizer.warmup' in overrides:
         problems = warmup_problems(config)
     problems += more(config, problems)
     if problems:

@@ -157,8 +157,8 @@ OPTIONS = (
     Option('model.layer_dropout', 0.0, 'rate at which whole sublayers are skipped, for a whole batch', FRACTION,
            STACKS),
     Option('model.attention_kernel', 'auto',
-           "how attention is computed; 'chunked' takes O(n) memory, 'fused' is the accelerator's kernel, 'auto' "
-           'chooses by length',
+           "how attention is computed; 'chunked' takes O(n) memory; 'fused' is cuDNN's kernel on NVIDIA GPUs with "
+           "dtype=bfloat16, and elsewhere XLA's attention with O(n^2) memory; 'auto' chooses by length",
            OneOf(('auto', 'plain', 'chunked', 'fused')), STACKS),
     Option('model.dtype', 'float32', 'dtype of the computation; parameters are float32',
            OneOf(('float32', 'bfloat16'))),
@@ -224,7 +224,7 @@ OPTIONS = (
     Option('data.image_size', 0, 'folders of images: images are scaled and cropped to squares of this many pixels; 0: '
            'all images have the same size', Between(0, 10_000), EXAMPLES | {'data.source': ('files',)}),
     Option('data.missing', 'error', "series: missing values (NaN, or empty cells) are an 'error', or get the 'mean' of "
-           'the channel; steps without any value are hidden from the model', OneOf(('error', 'mean')),
+           'the channel; patches without any value are hidden from the model', OneOf(('error', 'mean')),
            EXAMPLES | {'data.source': ('files',)}),
     Option('data.mixup', 0.0, 'in training, mix each example and its class with another example of the batch (Zhang '
            'et al. 2018); the shares are drawn from Beta(mixup, mixup), such as Beta(0.2, 0.2); 0: none',

@@ -25,7 +25,8 @@ from runtime.files import read_bytes
 
 # Version 3 does not allow names of splits with the built-in data, and version 4 does not allow them with data.file.
 # Version 5 does not allow model.recurrent.d_align without attention, and train.r_drop without dropout.
-VERSION = 5
+# Version 6 does not allow model.rotary_scaling with a factor of 1, and train.simcut without cutoff and dropout.
+VERSION = 6
 RENAMED: dict[int, dict[str, str]] = {}  # version -> {name before this version: name from this version on}
 BEFORE: dict[int, dict[str, Any]] = {    # version -> {current name: value before this version}
     2: {'data.plain_spaces': 0.0},
@@ -38,7 +39,8 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
 
     The result has all current options, {'model.d_model': 512, ...}, in the order of the table. In earlier versions, a
     config could set options without effect on its model, task or source. Such options get their defaults. If d_align is
-    equal to d_hidden, it also gets its default, which has the same meaning, because the recipes no longer set it.
+    equal to d_hidden in a version before 5, it also gets its default, which has the same meaning, because the recipes
+    no longer set it.
 
     Raises:
       UserError: if the version is unknown, or an option is unknown or of another type.
@@ -55,10 +57,15 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     options = {**DEFAULTS, **before, **{name: type(DEFAULTS[name])(value) for name, value in options.items()}}
     if version == VERSION:
         return options
+    if options['model.rotary_factor'] == 1:
+        options['model.rotary_scaling'] = DEFAULTS['model.rotary_scaling']
     options |= {name: DEFAULTS[name] for name in unused(options)}
     if not any(options[name] for name in DROPOUTS):
         options['train.r_drop'] = DEFAULTS['train.r_drop']
-    if options['model.recurrent.d_align'] == options['model.recurrent.d_hidden']:  # as in recipes before version 5
+        if not options['train.cutoff']:
+            options |= {name: DEFAULTS[name] for name in ('train.simcut', 'train.cutoff')}
+    # The recipes before version 5 set d_align.
+    if version < 5 and options['model.recurrent.d_align'] == options['model.recurrent.d_hidden']:
         options['model.recurrent.d_align'] = DEFAULTS['model.recurrent.d_align']
     return options
 

@@ -229,6 +229,11 @@ class Generator(SearchModel):
         return {'encoder': (pieces, pieces)}
 
     @override
+    def left_out(self, output: Output) -> int:
+        """Returns the number of tokens of prompt and best continuation after the first window."""
+        return max(0, len(output.source_tokens) + len(output.hypotheses[0].tokens) - self.context)
+
+    @override
     def text_names(self, output: Output) -> tuple[str, str]:
         return ('prompt', 'continuation') if output.text else ('text', '')
 

@@ -1,4 +1,4 @@
-"""Reports the characters of an input that are not in the vocabulary, and the scores of all texts together."""
+"""Reports the unknown characters of an input, texts longer than a window, and the scores of all texts together."""
 
 import collections
 import logging
@@ -24,14 +24,16 @@ class Report:
       unit: the name of an input in messages: 'line', 'document' or 'text'.
       scored: if true, the outputs are texts from the input, and a language model has scored these texts. If false, the
         model has written the outputs.
+      first: the number of earlier inputs, which are not in the report.
     """
 
-    def __init__(self, model: TextModel, unit: str, *, scored: bool):
-        self.model, self.unit, self.scored = model, unit, scored
+    def __init__(self, model: TextModel, unit: str, *, scored: bool, first: int = 0):
+        self.model, self.unit, self.scored, self.first = model, unit, scored, first
         self._count, self._changed, self._log_prob = 0, 0, 0.0
+        self._attended, self._long = 0, 0  # numbers of outputs
         self._sizes: collections.Counter[str] = collections.Counter()  # bytes, characters and tokens
         self._unknown: collections.Counter[str] = collections.Counter()
-        self._unknown_tokens, self._first = 0, ''
+        self._unknown_tokens, self._place = 0, ''
         self._is_unknown: collections.defaultdict[str, dict[str, bool]] = collections.defaultdict(dict)  # by side
 
     def add(self, outputs: Sequence[Output]) -> None:
@@ -46,6 +48,11 @@ class Report:
                 self._sizes.update(_sizes(output))
                 self._changed += self.model.tokenizers['target'].decode(hypothesis.tokens) != hypothesis.text
 
+    def add_attention(self, output: Output) -> None:
+        """Counts an output whose attention is written, drawn or explained."""
+        self._attended += 1
+        self._long += self.model.left_out(output) > 0
+
     def scores(self, output: Output) -> dict[str, Any]:
         """Returns the scores of one text, its size in bytes and in characters, the window and the stride."""
         assert isinstance(self.model, Generator), 'only texts of language models have bits per byte'
@@ -58,6 +65,11 @@ class Report:
         """Logs the report. Logs nothing if there is nothing to report."""
         if self._unknown_tokens:
             log.warning('%s', self._about_unknown())
+        if self._long:
+            assert isinstance(self.model, Generator), 'only language models leave tokens out'
+            log.warning('%d of %d texts have more than %d tokens (config.data.context). Attention, pictures and '
+                        'explanations include only the first %d tokens of a text', self._long, self._attended,
+                        self.model.context, self.model.context)
         if not self.scored or not self._count:
             return
         assert isinstance(self.model, Generator), 'only texts of language models have bits per byte'
@@ -76,13 +88,13 @@ class Report:
         if not self._unknown:  # a tokenizer of whole words
             count = self._unknown_tokens
             return f'{count} {"tokens" if count > 1 else "token"} of the input {"are" if count > 1 else "is"} <unk>, ' \
-                   f'the first in {self._first}'
+                   f'the first in {self._place}'
         total, several = self._unknown.total(), self._unknown.total() > 1
         shown = ', '.join(f'{character!r} ({count})' for character, count in self._unknown.most_common(SHOWN))
         more = f' and {len(self._unknown) - SHOWN} more' if len(self._unknown) > SHOWN else ''
         return (f'{total} character{"s" if several else ""} of the input {"are" if several else "is"} not in the '
                 f'vocabulary, and the model reads {"them" if several else "it"} as <unk>: {shown}{more}. The first is '
-                f'{self._first}. Replace the characters, or train with text that contains them')
+                f'{self._place}. Replace the characters, or train with text that contains them')
 
     def _count_unknown(self, text: str, tokens: Sequence[int], side: str) -> None:
         if not (count := tokens.count(UNK)):
@@ -93,8 +105,8 @@ class Report:
             is_unknown[character] = UNK in self.model.tokenizers[side].encode(character)
         unknown = [number for number, character in enumerate(text, 1) if is_unknown[character]]
         self._unknown.update(text[number - 1] for number in unknown)
-        where = f'{self.unit} {self._count}'
-        self._first = self._first or (f'character {unknown[0]} of {where}' if unknown else where)
+        where = f'{self.unit} {self.first + self._count}'
+        self._place = self._place or (f'character {unknown[0]} of {where}' if unknown else where)
 
 
 def note_unknown(model: TextModel, outputs: Sequence[Output], unit: str = 'text') -> None:

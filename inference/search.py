@@ -207,7 +207,7 @@ class Sample:
                            last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
                            ended=jnp.broadcast_to((limits <= 0)[:, None], shape),
                            tokens=jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32),
-                           log_probs=jnp.zeros(shape), lengths=jnp.zeros(shape, jnp.int32), cache=cache,
+                           log_probs=jnp.zeros(shape, jnp.float32), lengths=jnp.zeros(shape, jnp.int32), cache=cache,
                            prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: SampleState) -> Bool[Array, ' batch']:
@@ -371,7 +371,7 @@ class Beam:
             alive_tokens=sequences, alive_scores=jnp.where(ends, IMPOSSIBLE, scores),
             ended_tokens=jnp.concatenate([state.ended_tokens, sequences], axis=1)[rows, best],
             ended_probs=jnp.concatenate([state.ended_probs, scores], axis=1)[rows, best],
-            ended_scores=ended_scores, ended_count=state.ended_count + ends.sum(axis=1),
+            ended_scores=ended_scores, ended_count=state.ended_count + ends.sum(axis=1, dtype=jnp.int32),
             places=None if state.places is None else _next_places(state.places[rows, parent], token, follow),
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
 
@@ -385,7 +385,7 @@ class Beam:
         free = free.reshape(len(index), -1)
         has_free = (jnp.take_along_axis(free, index, axis=1) > IMPOSSIBLE).any(axis=1)
         index = index.at[:, -1].set(jnp.where(has_free | (free.max(axis=1) <= IMPOSSIBLE), index[:, -1],
-                                              free.argmax(axis=1)))
+                                              free.argmax(axis=1).astype(index.dtype)))
         return jnp.take_along_axis(candidates.reshape(free.shape), index, axis=1), index
 
     def _given_up(self, logits, best, state, follow):

@@ -118,9 +118,17 @@ def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Pa
 
 
 def read_idx(images_path: Path, training: Path) -> Examples:
-    """Reads greyscale images and their classes from IDX files."""
+    """Reads greyscale images and their classes from IDX files.
+
+    Raises:
+      UserError: if the file of the classes does not exist or has another number of classes, or a file is damaged.
+    """
     name = images_path.name.removesuffix('.gz').removesuffix(f'-{IDX_IMAGES}')
-    labels_path = _needed(images_path.parent, 'labels', {'labels': name}, IDX_LABELS)
+    labels_path = _find(images_path.parent, name, IDX_LABELS)
+    if labels_path is None:
+        path = _path(images_path.parent, name, IDX_LABELS)
+        raise UserError(f'{path} (or {path.name}.gz) does not exist. {images_path.name} needs this file with its '
+                        'labels')
     images, labels = read_idx_file(images_path, axes=3), read_idx_file(labels_path, axes=1)
     if len(images) != len(labels):
         raise UserError(f'{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels. Use '

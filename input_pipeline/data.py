@@ -17,6 +17,7 @@ from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
 from input_pipeline.forecasting import SeriesWindows, open_series
+from input_pipeline.input_format import InputFormat
 from input_pipeline.kept_data import (
     AS_WRITTEN,
     KEPT,
@@ -30,6 +31,7 @@ from input_pipeline.links import Links
 from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
 from input_pipeline.sources import LinkedCorpus, Pair, no_text, open_corpus
+from input_pipeline.splits import Parts
 from input_pipeline.token_links import TokenLinks, rows_of_store
 from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
 from input_pipeline.tokenizer import Tokenizer, VocabularyTooLarge
@@ -58,6 +60,10 @@ class Data(Protocol):
 
         If the split has files, 'files' is a list of [name, digest].
         """
+        ...
+
+    def held_out(self, split: str) -> bool:
+        """Returns whether a split has no files of its own, but is a part of the training files that is held out."""
         ...
 
     def show(self, batch: Batch) -> Iterator[str]:
@@ -187,6 +193,10 @@ class PairData:
         return self._corpus.fingerprint(split) | (
             {'links': hashlib.sha256(repr(self.links(split)).encode()).hexdigest()} if guided else {})
 
+    def held_out(self, split: str) -> bool:
+        """Returns whether a split is held out from the training files."""
+        return _held_out(self._corpus, split)
+
     def show(self, batch: Batch) -> Iterator[str]:
         """Yields a line for each row: the pieces of the source, a tab, and the pieces of the target."""
         for source, target in zip(batch['inputs']['source'], batch['targets'], strict=True):
@@ -235,6 +245,10 @@ class DocumentData:
         """Returns the fingerprint of a split of the documents."""
         return self._documents.fingerprint(split)
 
+    def held_out(self, split: str) -> bool:
+        """Returns whether a split is held out from the training files."""
+        return _held_out(self._documents, split)
+
     def show(self, batch: Batch) -> Iterator[str]:
         """Yields a line for each row: the pieces of the window."""
         for tokens in batch['inputs']['tokens']:
@@ -258,6 +272,9 @@ class ExampleData:
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
                 raise UserError(f'config.data has {_described(self.arrays.sizes)}, but the run in {kept.parent} was '
                                 f'trained on {_described(sizes)}. Use the data of that run, or a new run directory')
+            if changed := _changed_name(InputFormat.of(sizes), self.arrays.form):
+                raise UserError(f'config.data: {changed} in the run in {kept.parent}. Use the data of that run, or a '
+                                'new run directory')
             kept_sizes = {name: sizes[name] for name in self.arrays.described if name in sizes}
         else:
             kept_sizes = self.arrays.described
@@ -278,6 +295,10 @@ class ExampleData:
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns the fingerprint of a split of the images or series."""
         return self.arrays.fingerprint(split)
+
+    def held_out(self, split: str) -> bool:
+        """Returns whether a split is held out from the training files."""
+        return _held_out(self.arrays, split)
 
     def show(self, batch: Batch) -> Iterator[str]:
         """Yields a line for each row: the target, and the mean and the standard deviation of the inputs."""
@@ -319,6 +340,11 @@ class SeriesData(MeasuredData):
         return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split),
                          preprocessing=self._preprocessing, following=True)
 
+    @override
+    def held_out(self, split: str) -> bool:
+        """Returns True for validation and test: all splits are steps of the same series."""
+        return split != 'train'
+
 
 # The name of a task's data (configs/tasks.py) -> the class of the data.
 DATA: Mapping[str, type[PairData | DocumentData | LabelledData | MeasuredData]] = {
@@ -334,6 +360,27 @@ def _absent(tokenizer: Tokenizer) -> dict[str, Any]:
 def _described(sizes: Mapping[str, Any]) -> str:
     """Returns a description of the images or series in words. `sizes` is the content of sizes.json."""
     return f'examples of {" x ".join(map(str, sizes["shape"]))} with {sizes["outputs"]} classes or values'
+
+
+def _changed_name(before: InputFormat, now: InputFormat) -> str | None:
+    """Returns the first class, channel or target whose name differs between a run and the data, for a message.
+
+    A name is compared only if both the run and the data have one. Arrays and runs of earlier versions have no names of
+    channels. Targets without names are called 0, 1, ...
+    """
+    unnamed = tuple(map(str, range(len(now.targets))))
+    targets = ((), ()) if unnamed in (before.targets, now.targets) else (before.targets, now.targets)
+    for kind, old_names, new_names in (('class', before.classes or (), now.classes or ()),
+                                       ('channel', before.channels, now.channels), ('target', *targets)):
+        for index, (old, new) in enumerate(zip(old_names, new_names, strict=False)):
+            if old != new:
+                return f'{kind} {index} is {new!r}, but it is {old!r}'
+    return None
+
+
+def _held_out(source: Any, split: str) -> bool:
+    """Returns whether a split is held out from the training files of a source. Only sources of files have `parts`."""
+    return split in getattr(source, 'parts', Parts()).names
 
 
 def _seed(config: ConfigDict, split: str) -> int | None:

@@ -4,10 +4,11 @@ import contextlib
 import functools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from input_pipeline.examples import Examples, listed
 from input_pipeline.splits import say
@@ -40,12 +41,12 @@ def check_classes(folder: Path, splits: Collection[str]) -> None:
       splits: the names of the other splits.
 
     Raises:
-      UserError: if the subfolder of a split contains folders of images. Also if no subfolder has images of its own, and
-        all of them contain the same folders of images, at least two.
+      UserError: if a subfolder with images has the name of a split. Also if no subfolder has images of its own, and all
+        of them contain the same folders of images, at least two.
     """
     classes, reason = class_folders(folder), ''
-    if found := [name for name in sorted(splits) if class_folders(folder / name)]:
-        reason = f'there are folders of images in {_quoted(found)} (config.data.splits)'
+    if found := [name for name in sorted(splits) if any(_images_in(folder / name))]:
+        reason = f'config.data.splits contains {_quoted(found)}'
     elif not any(_is_image(path) for each in classes for path in each.iterdir()):
         inner = {tuple(path.name for path in class_folders(each)) for each in classes}
         if len(inner) == 1 and len(names := inner.pop()) > 1:
@@ -149,14 +150,28 @@ def _opened(path: Path) -> Image.Image:
     """Opens an image without decoding it.
 
     Raises:
-      UserError: if the file is not an image, or has more than 8 bits per channel.
+      UserError: if the file is not an image, contains several images, or has more than 8 bits per channel.
     """
     with _reading(path):
         image = Image.open(path)
-    if image.mode.startswith(DEEP):
+        # Many cameras add previews to a photo. Pillow calls such a file MPO, and its first image is the photo.
+        count, deep = 1 if image.format == 'MPO' else getattr(image, 'n_frames', 1), _is_deep(image)
+    if count > 1:
+        raise UserError(f'{path} contains {count} images (pages or frames), but a file must contain one image. Save '
+                        'the images that you need as separate files')
+    if deep:
         raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert the image to 8 '
                         'bits, or write the images to an .npz file')
     return image
+
+
+def _is_deep(image: Any) -> bool:
+    """Returns whether an image has more than 8 bits per channel. Pillow would truncate colour images to 8 bits."""
+    stored = image.tile[0][3] if image.tile else ''  # how the pixels are stored
+    return (image.mode.startswith(DEEP)
+            or image.format == 'TIFF' and max(image.tag_v2.get(ExifTags.Base.BitsPerSample, (1,))) > 8
+            or image.format == 'PNG' and ';16' in stored  # such as 'RGB;16B'
+            or image.format == 'PPM' and image.mode == 'RGB' and isinstance(stored, tuple) and stored[-1] > 255)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 def is_channel(name: str) -> bool:
-    """Returns whether a column is a channel. The columns of several targets are target_NAME."""
+    """Returns whether a column is a channel. The columns of targets with names are target_NAME."""
     return name not in NOT_CHANNELS and not name.startswith('target_')
 
 
@@ -45,9 +45,9 @@ def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
 
     The rows of a series are sorted by the optional column `time`, which has numbers or dates such as 2024-01-31T12:00.
     Without the column `time`, the rows of a series must be consecutive and in the order of time. Shorter series are
-    padded with NaN. A series has one target: a number, or the name of a class. If a series has several target values,
-    they are in the columns target_NAME. The optional column `group` names the group of a series: all series of a group
-    are in the same split. Every other column is a channel.
+    padded with NaN. A series has one target: a number, or the name of a class. The columns target_NAME have one target
+    or several targets with names. Several targets must be numbers. The optional column `group` names the group of a
+    series: all series of a group are in the same split. Every other column is a channel.
 
     Args:
       path: the table.
@@ -62,7 +62,7 @@ def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
     values = [name for name in columns if name == 'target' or name.startswith('target_')] or ['target']
     series = _read_series(path, training, channels, values)
     firsts = [rows[0] for rows in series.values()]
-    targets = [_targets(firsts, value, path) for value in values]
+    targets = [_targets(firsts, value, path, only=len(values) == 1) for value in values]
     groups = None
     if all('group' in first.cells for first in firsts):
         groups = np.array([first.cells['group'] for first in firsts])
@@ -71,11 +71,11 @@ def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
                             'of its group')
     lengths = [len(rows) for rows in series.values()]
     if min(lengths) < max(lengths):
-        say(f'{path}: the series have {min(lengths)} to {max(lengths)} steps. Shorter series are padded, and the model '
-            'does not see the padding')
+        say(f'{path}: the series have {min(lengths)} to {max(lengths)} steps. Shorter series are padded with the mean '
+            'of each channel, and patches without any value are hidden from the model')
     return Examples(_channels(series, channels, path, missing),
                     targets[0] if len(targets) == 1 else np.stack(targets, axis=1), str(path), groups, tuple(channels),
-                    tuple(value.removeprefix('target_') for value in values) if len(values) > 1 else (),
+                    tuple(value.removeprefix('target_') for value in values) if values != ['target'] else (),
                     tuple(f'{path.name}:{first.line}' for first in firsts), padded=min(lengths) < max(lengths))
 
 
@@ -215,23 +215,28 @@ def _channels(series: dict[str, list[Row]], channels: Sequence[str], path: Path,
     return array
 
 
-def _targets(firsts: Sequence[Row], column: str, path: Path) -> np.ndarray:
+def _targets(firsts: Sequence[Row], column: str, path: Path, only: bool) -> np.ndarray:
     """Returns the targets in a column: as numbers, or as text if no target is a number.
 
+    `only` is True if no other column has targets. Otherwise, text is an error.
+
     Raises:
-      UserError: if only some of the targets are numbers.
+      UserError: if a target is missing, or only some of the targets are numbers.
     """
     texts = [row.cells[column] for row in firsts]
     for row, text in zip(firsts, texts, strict=True):
+        if not text:
+            raise UserError(f'{path}:{row.line}: the cell of column {column} is empty. Each series needs a target')
         if not is_name(text):
             raise UserError(f'{path}:{row.line}: {column} is {text!r}, which is neither a number nor a line of text')
-    numbers = [_is_number(text) or text.lower().lstrip('+-') in ('nan', 'inf', 'infinity', '') for text in texts]
-    if not any(numbers):
+    numbers = [_is_number(text) or text.lower().lstrip('+-') in ('nan', 'inf', 'infinity') for text in texts]
+    if only and not any(numbers):
         return np.array(texts)
     if not all(numbers):
         index = numbers.index(False)
-        raise UserError(f'{path}:{firsts[index].line}: {column} is {texts[index]!r}, not a number, but {sum(numbers)} '
-                        f'of {len(texts)} targets are numbers. Use only numbers, or only names of classes')
+        rule = (f', but {sum(numbers)} of {len(texts)} targets are numbers. Use only numbers, or only names of classes'
+                if only else '. If a series has several targets, all of them must be numbers')
+        raise UserError(f'{path}:{firsts[index].line}: {column} is {texts[index]!r}, not a number{rule}')
     return np.array([_number(text, f'{path}:{row.line}: {column}', '. Each series needs a target')
                      for row, text in zip(firsts, texts, strict=True)])
 
@@ -284,7 +289,10 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield table.line_num, [cell.strip() for cell in row]
             columns, blank = columns or len(row), []
     except csv.Error as error:
-        raise UserError(f'{path}:{table.line_num}: {error}') from None
+        # Python finds a carriage return that no line feed follows, and gives advice for Python programs.
+        reason = ('lines end with carriage returns, as in old Mac files. Save the file as CSV (UTF-8)'
+                  if 'new-line' in str(error) else error)
+        raise UserError(f'{path}:{table.line_num}: {reason}') from None
 
 
 def _is_number(text: str) -> bool:

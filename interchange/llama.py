@@ -221,6 +221,8 @@ def _rotary(config: Llama) -> dict[str, Any]:
         raise unsupported('rope_parameters.rope_type', kind, ('default', 'linear', 'llama3'))
     if rotation.factor is None:
         raise UserError(f'rope_parameters.factor is missing, but rope_type={kind} needs it. Add this field')
+    if rotation.factor == 1:  # then the scaling has no effect
+        return options
     options |= {'model.rotary_scaling': kind, 'model.rotary_factor': rotation.factor}
     if kind == 'llama3':
         require(rotation, **{name: (value,) for name, value in LLAMA_3.items()})

@@ -1,4 +1,4 @@
-"""Attention in chunks of queries, with O(n) memory for n positions, and the fused kernels of accelerators."""
+"""Attention in chunks of queries, with O(n) memory for n positions, and the fused kernel of NVIDIA GPUs."""
 
 from collections.abc import Callable, Mapping
 
@@ -44,11 +44,11 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
                     mask: Bool[Array, '#batch #heads #target #source'] | None = None,
                     bias: Float[Array, '#batch heads target source'] | None = None,
                     scale: float | None = None) -> Float[Array, 'batch target heads d_v']:
-    """Computes `model.attention.attention` with one kernel, for dot scores times `scale` (default 1 / sqrt(d_k)).
+    """Computes `model.attention.attention` for dot scores times `scale` (default 1 / sqrt(d_k)).
 
-    NVIDIA GPUs use cuDNN's flash attention for float16 and bfloat16, if d_k is a multiple of 8 and at most 128, and the
-    numbers of queries and of keys are even. In all other cases, XLA's implementation is used, which needs O(n^2)
-    memory. cuDNN's kernel needs O(n) memory without a mask and a bias. JAX converts a mask to a bias
+    NVIDIA GPUs use one kernel, cuDNN's flash attention, for float16 and bfloat16, if d_k is a multiple of 8 and at most
+    128, and the numbers of queries and of keys are even. In all other cases, XLA's implementation is used, which needs
+    O(n^2) memory. cuDNN's kernel needs O(n) memory without a mask and a bias. JAX converts a mask to a bias
     [#batch, #heads, target, source] in the dtype of the queries, which needs O(n^2) memory.
     """
     # In training, JAX refuses odd numbers also without a bias, because it represents "no bias" by an empty array.

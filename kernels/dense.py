@@ -26,9 +26,10 @@ class Dense(nn.Module):
     def __call__(self, inputs: Float[Array, '*batch d']) -> Float[Array, '*batch features']:
         """Applies the layer to the last axis."""
         init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), self.axes)
-        kernel = self.param('kernel', init, (inputs.shape[-1], self.features), unbox=True)
+        kernel = self.param('kernel', init, (inputs.shape[-1], self.features), jnp.float32, unbox=True)
         last_with_first = ((inputs.ndim - 1,), (0,)), ((), ())
         product = dot_general(inputs.astype(self.dtype), kernel.astype(self.dtype), last_with_first)
         if not self.use_bias:
             return product
-        return add_bias(product, self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype))
+        bias = self.param('bias', nn.initializers.zeros, (self.features,), jnp.float32)
+        return add_bias(product, bias.astype(self.dtype))

@@ -42,12 +42,12 @@ def einsum_per_head(equation: str, left: Shaped[Array, '...'], right: Shaped[Arr
 def _grouped(equation, left, right, groups, dtype):
     """Computes the einsum with the axis h of `left` split into two axes: the groups g, and the heads r of a group."""
     first, second, output = equation.replace('->', ',').split(',')
-    axis = first.index('h')
-    left = left.reshape(*left.shape[:axis], groups, -1, *left.shape[axis + 1:])
+    axis, heads = first.index('h'), left.shape[first.index('h')]
+    left = left.reshape(*left.shape[:axis], groups, heads // groups, *left.shape[axis + 1:])
     first, second, grouped = first.replace('h', 'gr'), second.replace('h', 'g'), output.replace('h', 'gr')
     product = jnp.einsum(f'{first},{second}->{grouped}', left, right, preferred_element_type=dtype)
     axis = output.index('h')
-    return product.reshape(*product.shape[:axis], -1, *product.shape[axis + 2:])
+    return product.reshape(*product.shape[:axis], heads, *product.shape[axis + 2:])
 
 
 # The gradients below have the heads before the positions in memory. XLA for CPUs is slow at products that sum over the

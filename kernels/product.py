@@ -26,7 +26,8 @@ def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_a
 
     The product sums over the last axes of `inputs` and the first axes of `matrix`. The values are equal to the values
     of jax.lax.dot_general. Let g be the gradient of the product. This function computes the gradient of the matrix as
-    inputs^T @ g. jax.lax.dot_general computes (g^T @ inputs)^T, which is three times slower on CPUs.
+    inputs^T @ g. jax.lax.dot_general computes (g^T @ inputs)^T, which is three times slower on CPUs. Because of this
+    gradient, jax.jvp and jax.jacfwd do not work: use jax.jacrev. Hessians (jax.jvp of jax.grad) work.
 
     Within `jax.default_matmul_precision('bfloat16')`, the factors are rounded to bfloat16, and the sums are in float32.
     This applies to values and gradients. Accelerators follow this setting by themselves, but XLA for CPUs ignores it.
@@ -40,15 +41,14 @@ def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_a
     return checkpoint_name(product.reshape(*product.shape[:-1], *features), PRODUCT)
 
 
-@jax.custom_vjp
-def _product(inputs, matrix):
+def _plain(inputs, matrix):
     narrow = narrowed(inputs.dtype)
     return jnp.einsum('...d,df->...f', inputs.astype(narrow), matrix.astype(narrow),
                       preferred_element_type=inputs.dtype)
 
 
 def _forward(inputs, matrix):
-    return _product(inputs, matrix), (inputs, matrix)
+    return _plain(inputs, matrix), (inputs, matrix)
 
 
 def _backward(saved, grad):
@@ -60,6 +60,7 @@ def _backward(saved, grad):
     return grad_inputs, matrix_gradient(inputs, grad, dtype)
 
 
+_product = jax.custom_vjp(_plain)
 _product.defvjp(_forward, _backward)
 
 

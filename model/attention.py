@@ -173,7 +173,8 @@ class MultiHeadAttention(nn.Module):
       d_model: width of the output.
       rotary: the angles by which queries and keys are rotated (see `rotate`); None for no rotation.
       kernel: how attention is computed. 'plain' keeps the n x n weights for the backward pass. 'chunked' takes O(n)
-        memory. 'fused' is the kernel of the accelerator, for dot scores. 'auto' is 'chunked' for at least LONG keys and
+        memory. 'fused' is cuDNN's kernel on NVIDIA GPUs with dtype=bfloat16, and elsewhere XLA's attention with
+        O(n^2) memory (`fused_attention`). It supports only dot scores. 'auto' is 'chunked' for at least LONG keys and
         more than CHUNK queries, otherwise 'plain'. If the weights are requested, the plain kernel is always used,
         because only this kernel returns the weights.
       dropout: dropout rate on the attention weights (0 in the paper).
@@ -195,10 +196,9 @@ class MultiHeadAttention(nn.Module):
 
     @override
     def setup(self):
-        if self.score not in SCORES:
-            raise ValueError(f'score={self.score!r} must be one of {", ".join(SCORES)}')
-        if self.bias not in BIASES:
-            raise ValueError(f'bias={self.bias!r} must be one of {", ".join(BIASES)}')
+        for name, known in ('score', SCORES), ('bias', BIASES), ('kernel', KERNELS):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f'{name}={value!r} must be one of {", ".join(known)}')
         groups = self.num_key_value_heads or self.num_heads
         if self.num_heads % groups:
             raise ValueError(f'num_key_value_heads={groups} must divide num_heads={self.num_heads}')
@@ -220,11 +220,11 @@ class MultiHeadAttention(nn.Module):
         self.score_weight = None
         if self.score == 'general':
             init = nn.with_logical_partitioning(_near_scaled_dot, ('heads', 'kv', None))
-            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k, self.d_k),
+            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k, self.d_k), jnp.float32,
                                            unbox=True)
         if self.score == 'additive':
             init = nn.with_logical_partitioning(nn.initializers.normal(self.d_k ** -0.5), ('heads', 'kv'))
-            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k), unbox=True)
+            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k), jnp.float32, unbox=True)
 
     def queries(self, inputs: Float[Array, 'batch target d_target'],
                 positions: Int[AnyArray, '#batch target'] | None = None) -> Query:

@@ -122,6 +122,8 @@ class FeedForward(nn.Module):
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
         """Applies the sublayer to each position."""
         config = self.config
+        if config.feed_forward not in FEED_FORWARDS:
+            raise ValueError(f'feed_forward={config.feed_forward!r} must be one of {", ".join(FEED_FORWARDS)}')
 
         def dense(width, axes, name):
             return Dense(width, axes, config.feed_forward_bias, config.dtype, name=name)
@@ -164,6 +166,8 @@ class Residual(nn.Module):
     def __call__(self, inputs: Float[Array, '*batch d_model'], sublayer: Callable[[Array], Array],
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
         """Returns the output of `sublayer` for `inputs`, with the residual connection and the layer norm."""
+        if self.config.norm not in NORMS:
+            raise ValueError(f'norm={self.config.norm!r} must be one of {", ".join(NORMS)}')
         norm = layer_norm(self.config, name='norm')
         drop = Dropout(self.config.dropout)
 

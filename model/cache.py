@@ -126,7 +126,7 @@ def no_ancestors(batch: int, beam: int, slots: int) -> Ancestors:
 def with_own(ancestors: Ancestors, position: Int[Array, '']) -> Ancestors:
     """Returns the table after step `position`. At this step, every hypothesis is its own ancestor."""
     batch, beam, _ = ancestors.shape
-    own = jnp.broadcast_to(jnp.arange(beam)[:, None], (batch, beam, 1))
+    own = jnp.broadcast_to(jnp.arange(beam, dtype=jnp.int32)[:, None], (batch, beam, 1))
     return jax.lax.dynamic_update_slice_in_dim(ancestors, own, position, axis=2)
 
 

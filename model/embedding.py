@@ -91,14 +91,14 @@ class OutputProjection(nn.Module):
     def __call__(self, states: Float[Array, '*batch d_model']) -> Projection:
         """Returns a Projection with the states and the output matrix."""
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
-        kernel = self.param('kernel', init, (states.shape[-1], self.size))
+        kernel = self.param('kernel', init, (states.shape[-1], self.size), jnp.float32)
         return Projection(states, jnp.transpose(kernel))  # pyright: ignore[reportArgumentType] (flax unboxes it)
 
 
 def logits_bias(module: nn.Module, size: int) -> Float[Array, '{size}']:
     """Creates a bias of the logits, initially 0, as a parameter of `module`. Call this function in `module.setup`."""
     init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
-    return module.param('logits_bias', init, (size,), unbox=True)
+    return module.param('logits_bias', init, (size,), jnp.float32, unbox=True)
 
 
 def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) -> None:

@@ -45,7 +45,7 @@ class Forecaster(nn.Module):
         The prediction of a patch depends on the context and on the patches of `following` before this patch (teacher
         forcing). `patch` must divide the lengths of the context and of `following`.
         """
-        config, patch, (batch, _, channels) = self.config, self.patch, inputs.shape
+        config, patch, (batch, horizon, channels) = self.config, self.patch, following.shape
         mean, variance = inputs.mean(axis=1, keepdims=True), inputs.var(axis=1, keepdims=True)
         scale = jnp.sqrt(variance + SMALLEST_VARIANCE)
         series = (jnp.concatenate([inputs, following[:, :-patch]], axis=1) - mean) / scale
@@ -62,16 +62,17 @@ class Forecaster(nn.Module):
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
         head = nn.Dense(patch * channels, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
                         dot_general=dot_general, name='head')
-        changes = place(self, 'head', head(x[:, first:]).reshape(batch, -1)).reshape(batch, -1, patch, channels)
+        outputs = place(self, 'head', head(x[:, first:]).reshape(batch, horizon * channels))
+        changes = outputs.reshape(batch, horizon // patch, patch, channels)
         last = series[:, patch - 1::patch][:, first:, None]
-        return ((changes + last).reshape(following.shape) * scale + mean).reshape(batch, -1)
+        return ((changes + last).reshape(following.shape) * scale + mean).reshape(batch, horizon * channels)
 
     def _positions(self, count: int) -> Float[Array, '{count} d_model']:
         """Returns the position encodings that are added to the patches."""
         if self.config.position == 'learned':
             init = nn.with_logical_partitioning(nn.initializers.normal(self.config.d_model ** -0.5),
                                                 ('position', 'embed'))
-            return self.param('positions', init, (count, self.config.d_model), unbox=True)
+            return self.param('positions', init, (count, self.config.d_model), jnp.float32, unbox=True)
         if self.config.position == 'sinusoidal':
             return sinusoids(jnp.arange(count), self.config.d_model)
         return jnp.zeros((count, self.config.d_model))

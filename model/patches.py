@@ -209,7 +209,7 @@ class PatchTransformer(nn.Module):
                          name='embedding')(patches(inputs, self.patch))
         x = place(self, 'embedding', x)
         if self.pooling == 'class_token':
-            class_token = self.param('class_token', nn.initializers.zeros, (1, 1, config.d_model))
+            class_token = self.param('class_token', nn.initializers.zeros, (1, 1, config.d_model), jnp.float32)
             x = jnp.concatenate([jnp.tile(class_token.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
         x = x + self._positions(x.shape[1], patch_grid(inputs.shape[1:-1], self.patch)[0]).astype(x.dtype)
         x = Dropout(config.dropout)(x, deterministic)
@@ -234,7 +234,7 @@ class PatchTransformer(nn.Module):
         position = self.config.position
         if position == 'learned':
             init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('position', 'embed'))
-            return self.param('positions', init, (tokens, d_model), unbox=True)
+            return self.param('positions', init, (tokens, d_model), jnp.float32, unbox=True)
         if position == 'sinusoidal':
             return jnp.pad(grid_sinusoids(counts, d_model), ((tokens - math.prod(counts), 0), (0, 0)))
         return jnp.zeros((tokens, d_model))

@@ -89,7 +89,7 @@ class PositionalEncoding(nn.Module):
             raise ValueError(f'position=learned: there are only max_length={self.max_length} positions, but {length} '
                              'are needed. Shorten the input, or train with a larger max_length or position=sinusoidal.')
         init = nn.with_logical_partitioning(nn.initializers.normal(self.d_model ** -0.5), ('position', 'embed'))
-        table = self.param('table', init, (self.max_length, self.d_model), unbox=True)
+        table = self.param('table', init, (self.max_length, self.d_model), jnp.float32, unbox=True)
         return table[jnp.asarray(positions)]
 
 
@@ -105,6 +105,10 @@ class Rotary:
     scaling: str = 'none'
     factor: float = 1.0
     original_length: int = 8192
+
+    def __post_init__(self):
+        if self.scaling not in SCALINGS:
+            raise ValueError(f'scaling={self.scaling!r} must be one of {", ".join(SCALINGS)}')
 
     def wavelengths(self, width: int) -> Float[np.ndarray, ' pairs']:
         """Returns the number of positions in which each pair of channels turns by one radian.
@@ -204,10 +208,16 @@ class RelativeBias(nn.Module):
 
     @nn.compact
     def __call__(self) -> Bias | None:
-        """Returns the bias for `Relation.bias`, or None if the scheme has no bias."""
+        """Returns the bias for `Relation.bias`, or None if the scheme has no bias.
+
+        Raises:
+          ValueError: if the scheme is unknown.
+        """
+        if self.scheme not in SCHEMES:
+            raise ValueError(f'position={self.scheme!r} must be one of {", ".join(SCHEMES)}')
         if self.scheme == 'alibi':
             return AlibiBias(jnp.asarray(alibi_slopes(self.num_heads)))
         if self.scheme == 'relative':
             init = nn.with_logical_partitioning(nn.initializers.normal(0.1), ('position', 'heads'))
-            return BucketedBias(self.param('table', init, (BUCKETS, self.num_heads), unbox=True))
+            return BucketedBias(self.param('table', init, (BUCKETS, self.num_heads), jnp.float32, unbox=True))
         return None

@@ -118,7 +118,7 @@ class AdditiveAttention(nn.Module):
         self.query = dense(self.d_align, 'state', 'mlp', self.dtype, use_bias=False, init=init)
         self.key = dense(self.d_align, 'state', 'mlp', self.dtype, init=init)
         no_preference = nn.with_logical_partitioning(nn.initializers.zeros, (None, 'mlp'))
-        self.weight = self.param('weight', no_preference, (1, self.d_align), unbox=True)
+        self.weight = self.param('weight', no_preference, (1, self.d_align), jnp.float32, unbox=True)
 
     def __call__(self, state: State, keys: Float[Array, 'batch source d_align'],
                  values: Float[Array, 'batch source d_states'],

@@ -2,12 +2,14 @@
 
 import functools
 import json
+import logging
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -17,9 +19,10 @@ import inference
 from analysis import answering
 from analysis.explain import Page
 from analysis.request import FILES, Request
+from configs import recipe
 from inference.options import SearchOptions
 from inference.scores import read_table
-from input_pipeline.data import PairData
+from input_pipeline.data import PairData, open_data
 from runtime.errors import UserError
 from tests.inference.test_text import Parrot
 from tests.random_run import random_run
@@ -309,7 +312,7 @@ class Pairs(PairData):
     """Pairs of the splits that it was made of."""
 
     def __init__(self, splits):
-        self.pairs = splits.__getitem__
+        self.pairs, self._corpus = splits.__getitem__, None  # no split is held out from files
 
 
 @pytest.fixture
@@ -338,6 +341,35 @@ def test_references_longer_than_a_translation_are_scored_in_their_buckets(scorin
     [bucket] = results['by']['target_length']
     tokens = sum(len(reference) + 1 for reference in references)
     assert -2 * bucket['scores']['log_prob'][0] / tokens == pytest.approx(np.log(results['perplexity']), rel=1e-5)
+
+
+@pytest.mark.parametrize('name, file, header, row, options', [
+    ('demo', 'train.tsv', '', '{0}\t{1}', {'data.tokenizer.kind': 'char'}),
+    ('stdlib_lm', 'train.txt', '', '{0} {1}', {'data.tokenizer.kind': 'char', 'data.documents': 'line'}),
+    ('pendulum', 'train.csv', 'series,x,target', '{0},{0},{1}', {}),
+    ('co2_forecast', 'train.csv', 'x', '{1}', {'data.context': 4, 'data.horizon': 2, 'data.season': 1}),
+])
+def test_a_test_split_that_is_held_out_from_changed_training_data_is_warned_of(name, file, header, row, options, cache,
+                                                                              tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    monkeypatch.setattr(answering, 'score_split', lambda *arguments: {})
+    path, kept, config = tmp_path / file, tmp_path / 'run/data/fingerprints.json', recipe(name)
+    place = {'data.file': str(path)} if name == 'co2_forecast' else {'data.dir': str(tmp_path)}
+    config.update_from_flattened_dict({'cache_dir': str(cache), 'data.source': 'files', **place, **options})
+    kept.parent.mkdir(parents=True)
+
+    def warnings(count):
+        lines = [header] * bool(header) + [row.format(number, number ** 2) for number in range(count)]
+        path.write_text('\n'.join(lines) + '\n')
+        data = open_data(config)
+        if not kept.exists():
+            kept.write_text(json.dumps({split: data.fingerprint(split) for split in ('train', 'validation')}))
+        run = types.SimpleNamespace(workdir=tmp_path / 'run', data=lambda: data)
+        answering.score_splits(Request(split='test'), run, ['test'], SearchOptions(), None)
+        return caplog.text
+
+    assert 'may contain examples' not in warnings(60)
+    assert re.search(rf'trained: {file}.*\. The test split is held out .* may contain examples', warnings(90))
 
 
 def test_a_missing_training_split_is_told_before_a_split_is_translated(scoring):

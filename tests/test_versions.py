@@ -129,6 +129,13 @@ def test_what_meant_nothing_to_an_earlier_run_is_no_obstacle():
     fixed = {'model.kind': 'rnnsearch', 'model.recurrent.attention': False, 'model.recurrent.d_align': 9}
     assert versions.upgraded(fixed, 4)['model.recurrent.d_align'] == 0  # refused since 5
     assert versions.upgraded(fixed, versions.VERSION)['model.recurrent.d_align'] == 9
+    rotary = {'model.position': 'rotary'}
+    unscaled = rotary | {'model.rotary_scaling': 'llama3', 'model.rotary_original_length': 64}
+    assert versions.upgraded(unscaled, 5) == versions.upgraded(rotary, 5)  # refused since 6
+    assert versions.upgraded(unscaled | {'model.rotary_factor': 2.0}, 5)['model.rotary_scaling'] == 'llama3'
+    uncut = {'model.dropout': 0.0, 'train.simcut': 3.0, 'train.cutoff': 0.0}
+    assert versions.upgraded(uncut, 5) == versions.upgraded({'model.dropout': 0.0}, 5)  # refused since 6
+    assert versions.upgraded(uncut | {'train.cutoff': 0.1}, 5)['train.simcut'] == 3.0
 
 
 def test_runs_of_earlier_recipes_of_rnnsearch_have_the_options_of_the_recipes_of_today():
@@ -136,6 +143,7 @@ def test_runs_of_earlier_recipes_of_rnnsearch_have_the_options_of_the_recipes_of
     widths = {'model.kind': 'rnnsearch', 'model.recurrent.d_hidden': 128, 'model.recurrent.d_align': 128}
     assert versions.upgraded(widths, 4)['model.recurrent.d_align'] == 0
     assert versions.upgraded(widths | {'model.recurrent.d_align': 64}, 4)['model.recurrent.d_align'] == 64
+    assert versions.upgraded(widths, 5)['model.recurrent.d_align'] == 128  # was set by the user
 
 
 def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypatch):

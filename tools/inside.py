@@ -31,7 +31,8 @@ OTHER = flags.DEFINE_string('other', None, 'patching: the sentence that gets val
 PLACE = flags.DEFINE_string('place', None, 'patching, roles: the places, separated by commas (docs/inside.md).')
 METHOD = flags.DEFINE_string('method', 'integrated', 'attribution: gradient, integrated, leave_one_out, weights, '
                              'rollout or flow.')
-INSTEAD = flags.DEFINE_string('instead', '', 'attribution: explain each token against the first token of this text.')
+INSTEAD = flags.DEFINE_string('instead', '', 'attribution: explain each token against the first token of this text. '
+                              'Tokens that are only spaces are skipped.')
 OUTPUT = flags.DEFINE_string('output', None, 'The folder for the files; default: RUN/inside.')
 
 

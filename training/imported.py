@@ -59,8 +59,8 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
 
     Raises:
       UserError: if the folder cannot be read, the model is not supported or fails the test, the recipe freezes
-        parameters or adds adapters, or the directory is not empty or cannot be written. After an error, no files
-        remain.
+        parameters, adds adapters or takes its parameters from another run, or the directory is not empty or cannot be
+        written. After an error, no files remain.
     """
     folder = expanded(workdir)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -70,6 +70,9 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     use_compilation_cache(cache_folder(''))
     model = read_huggingface(expanded(source), recipe=recipe, allow_nonfinite=allow_nonfinite)
     config = model.config
+    if other := config.train.init_from:
+        raise UserError(f'config.train.init_from={other!r}: cannot be set in an import, because the weights come from '
+                        '--from. Remove it')
     for option in 'frozen', 'lora_rank':
         if value := config.train[option]:
             raise UserError(f'config.train.{option}={value!r}: cannot be set in an import. Import the model first, and '

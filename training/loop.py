@@ -95,7 +95,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
                         'configs.demo.get_config()')
     config = plain(config)
     problems = config_problems(config)
-    if finished_at(expanded(workdir), config) is None:
+    if problems or finished_at(expanded(workdir), config) is None:
         problems += data_problems(config, problems)
     if problems:
         raise UserError('\n'.join(problems))

@@ -133,9 +133,11 @@ def open_metrics(config: ConfigDict, workdir: Path, step: int, writers: Sequence
       UserError: if a disk is full, or a tracker is not installed or cannot be reached.
     """
     metrics = Writers()
-    if is_leader():
-        metrics = Writers(MetricsWriter(workdir, step), *open_trackers(config, workdir), *writers)
     try:
+        if is_leader():
+            trackers = open_trackers(config, workdir)  # reads the lines that MetricsWriter drops
+            metrics = Writers(*trackers)
+            metrics = Writers(MetricsWriter(workdir, step), *trackers, *writers)
         yield metrics
     except BaseException:
         metrics.close(failed=True)

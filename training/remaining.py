@@ -92,8 +92,13 @@ class ProgressBar(tqdm):
 @contextlib.contextmanager
 def show_bar(first: int, last: int) -> Iterator[ProgressBar]:
     """Shows a progress bar on stderr, below the log."""
+    # In a notebook, the root logger may print the log. tqdm also adds a handler to a logger that does not print, which
+    # would print each line again.
+    loggers = [logger for logger in (logging.getLogger('allyouneed'), logging.root) if any(
+        isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr)
+        for handler in logger.handlers)]
     bar = ProgressBar(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
                       disable=not is_leader(), mininterval=0.2 if sys.stderr.isatty() or in_notebook() else 30,
                       bar_format='{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, remaining {left}{postfix}]')
-    with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
+    with bar, logging_redirect_tqdm(loggers):
         yield bar

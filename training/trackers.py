@@ -3,7 +3,8 @@
 Both packages are optional dependencies and off by default. A tracker finds its server and account in its usual
 settings, such as WANDB_MODE=offline, WANDB_API_KEY and MLFLOW_TRACKING_URI. RUN/trackers.json contains the id of the
 run in each tracker, so that a resumed training continues the same run in the tracker. A resumed training repeats some
-steps with the same results. Metrics that the tracker already has are not sent again.
+steps with the same results. Metrics that the tracker already has are not sent again. An offline run of W&B does not
+know its last step, so the last step is taken from RUN/metrics.jsonl and RUN/trackers.json.
 """
 
 import html
@@ -21,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from configs.options import flatten
+from run_directory.records import EVALUATED, read_metrics
 from runtime.errors import UserError
 from runtime.files import read_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IDS = 'trackers.json'  # {tracker: the id of the run in the tracker}
+IDS = 'trackers.json'  # {tracker: the id of the run in the tracker, and for W&B the steps that it already had}
 RESOURCES = {'resident_gb', 'device_gb', 'device_peak_gb', 'compile_seconds'}
 LAST_EVALUATION = 'last_evaluation'  # entry of W&B's summary of the run: the last step whose evaluation was sent
 
@@ -59,16 +61,22 @@ class WeightsAndBiases:
     """
 
     def __init__(self, wandb: ModuleType, project: str, config: ConfigDict, workdir: Path, saved: Mapping[str, Any]):
-        self._wandb = wandb
-        self.id = {'project': project, 'run': saved.get('run') if saved.get('project') == project
-                   else secrets.token_hex(4)}
-        self._run = wandb.init(project=project, id=self.id['run'], resume='allow', name=workdir.name, dir=workdir,
+        self._wandb, resumed = wandb, saved.get('project') == project
+        run = saved.get('run') if resumed else secrets.token_hex(4)
+        self._run = wandb.init(project=project, id=run, resume='allow', name=workdir.name, dir=workdir,
                                config=flatten(config), settings=wandb.Settings(console='off', silent=True))
         self._first = self._run.step  # the first step that the server does not have
         # The last evaluation that the server has. Earlier versions did not send this number. It is also sent before the
         # first evaluation, so that a run without it is a run of an earlier version, which sent evaluations at once.
         self._evaluated = self._run.summary.get(LAST_EVALUATION, self._first - 1)
+        if resumed and self._run.offline:  # such a run begins with step 0 and an empty summary
+            lines = read_metrics(workdir)  # `MetricsWriter` has not dropped the lines after the checkpoint yet
+            self._first = max([saved.get('first', 0), *(line['step'] + 1 for line in lines)])
+            self._evaluated = max([saved.get('evaluated', -1), *(
+                line['step'] for line in lines if any(name.startswith(EVALUATED) for name in line))])
         self._run.summary[LAST_EVALUATION] = self._evaluated
+        # This training may be interrupted before it has repeated all steps. Then metrics.jsonl lacks the last steps.
+        self.id = {'project': project, 'run': run, 'first': self._first, 'evaluated': self._evaluated}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of one training step to the tracker."""
@@ -99,8 +107,7 @@ class MLflow:
         os.environ.setdefault('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '3')  # the default, 7, takes minutes
         self._entities = importlib.import_module('mlflow.entities')
         self._client = mlflow.MlflowClient()
-        existing = self._client.get_experiment_by_name(experiment)
-        experiment_id = existing.experiment_id if existing else self._client.create_experiment(experiment)
+        experiment_id = self._experiment_id(experiment)
         self._sent: dict[str, int] = {}  # metric -> the last step that the server has
         server = mlflow.get_tracking_uri()
         if saved.get('experiment') == experiment and saved.get('server') == server:
@@ -114,6 +121,17 @@ class MLflow:
             for first in range(0, len(parameters), 100):  # at most 100 in a request
                 self._client.log_batch(run, params=parameters[first:first + 100])
         self.id = {'experiment': experiment, 'server': server, 'run': run}
+
+    def _experiment_id(self, name: str) -> str:
+        """Returns the id of an experiment. Creates the experiment if it does not exist."""
+        if existing := self._client.get_experiment_by_name(name):
+            return existing.experiment_id
+        try:
+            return self._client.create_experiment(name)
+        except Exception:  # MLflow raises several classes
+            if existing := self._client.get_experiment_by_name(name):  # another training has just created it
+                return existing.experiment_id
+            raise
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of one training step to the tracker."""

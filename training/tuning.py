@@ -166,8 +166,8 @@ def _adapter(matrix: Any, rank: int, key: Key[Array, '']) -> dict[str, Any]:
     shape = nn.unbox(matrix).shape
     names = matrix.names if isinstance(matrix, nn.LogicallyPartitioned) else (None,) * len(shape)
     inputs = len(shape) - 1 if names[-1] == 'embed' else 1
-    a = jax.random.normal(key, (*shape[:inputs], rank)) * math.prod(shape[:inputs]) ** -0.5
-    b = jnp.zeros((rank, *shape[inputs:]))
+    a = jax.random.normal(key, (*shape[:inputs], rank), jnp.float32) * math.prod(shape[:inputs]) ** -0.5
+    b = jnp.zeros((rank, *shape[inputs:]), jnp.float32)
     return {'a': nn.LogicallyPartitioned(a, (*names[:inputs], None)),
             'b': nn.LogicallyPartitioned(b, (None, *names[inputs:]))}
 

@@ -298,6 +298,7 @@ function onKey(event) {
     if (event.key === 'Escape' || event.key === 'Enter') $('filter').blur();
     return;
   }
+  if (!view && event.key.toLowerCase() !== 't') return;  // without a view, only the theme can change
   if (event.key.startsWith('Arrow')) {
     if (event.target.type === 'radio') return;  // in radio buttons, arrow keys change the kind
     walk(event.key);

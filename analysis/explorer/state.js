@@ -10,7 +10,7 @@ const $ = id => document.getElementById(id);
 const data = JSON.parse($('data').textContent);
 const state = {item: 0, kind: null, layer: null, head: MEAN, merged: false, pinned: null, pointed: null};
 let wanted = 0;        // the item that is shown or about to be
-let view = null;       // what is on the screen: {attention, queries, keys, weights, columns, lined}; see draw()
+let view = null;       // what is on the screen, or null: {attention, queries, keys, weights, columns, lined}; see draw()
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -90,8 +90,8 @@ function filterList() {
   [...$('list').children].forEach((line, index) => {
     line.hidden = !data.items[index].texts.some(([, text]) => text.toLowerCase().includes(wanted));
   });
-  const count = listed().length;
-  $('found').textContent = count === data.items.length ? `${count} in all` : `${count} of ${data.items.length}`;
+  const [count, all] = [listed().length, data.items.length];
+  $('found').textContent = !all ? 'nothing to show' : count === all ? `${count} in all` : `${count} of ${all}`;
 }
 
 function step(by) {
@@ -130,6 +130,8 @@ function choose(changes) {
 }
 
 function draw() {
+  if (!view) return;
+  $('main').hidden = false;
   const focused = document.activeElement.classList.contains('token');
   const [layers, heads] = view.attention.shape;
   for (const input of $('kinds').querySelectorAll('input')) input.checked = input.value === state.kind;

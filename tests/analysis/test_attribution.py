@@ -160,6 +160,16 @@ def test_a_contrast_explains_the_difference_of_two_tokens(run, by):
         attribute(run, PAIR, 'rollout', instead='q')
 
 
+def test_the_alternative_is_the_first_token_that_is_not_only_a_space_and_the_result_names_it(run, monkeypatch):
+    monkeypatch.setitem(METHODS, 'gradient', lambda text, measure: {
+        'values': np.ones((7, 3)), 'outputs': np.array([measure.alternative])})
+    found = [attribute(run, PAIR, 'gradient', instead=instead) for instead in ('6', ' 6', '  ', '')]
+    assert [each.alternative for each in found] == ['6', '6', '▁', '']
+    tokens = [token for text in ('6', '6', ' ') for token in run.model.tokenizers['target'].encode(text)]
+    assert [each.outputs[0] for each in found] == [*tokens, -1]
+    assert str(found[1]).splitlines()[0] == 'each token instead of 6' and len(str(found[3]).splitlines()) == 3
+
+
 @pytest.mark.slow  # it compiles about 15 programs
 def test_language_models_and_recurrent_models():
     model = random_run('language_model')

@@ -187,6 +187,25 @@ def test_the_plots_show_every_setting_and_every_option(sweep):
     assert plot_varied(runs, 'chrf').axes[0].get_title() == 'no results with chrf on validation yet'
 
 
+@pytest.mark.parametrize('curve, order, first', [
+    ('train_alignment_loss', [3, 1, 2], 'best'), ('validation_perplexity', [3, 1, 2], 'best'),
+    ('validation_accuracy', [1, 3, 2], 'best'), ('learning_rate', [1, 3, 2], 'largest')])
+def test_the_legend_is_sorted_from_the_best_value_to_nan(tmp_path, curve, order, first):
+    for warmup, value in (1, 2.0), (2, math.nan), (3, 1.0):
+        write_run(tmp_path / str(warmup), {'optimizer.warmup': warmup}, 20.0)
+        with open(tmp_path / str(warmup) / 'metrics.jsonl', 'a') as file:
+            file.write(f'\n{json.dumps({"step": 100, curve: value})}\n')
+    [legend] = plot_curves(load_runs(tmp_path), curve).legends
+    assert [text.get_text() for text in legend.get_texts()] == [f'warmup={warmup}' for warmup in order]
+    assert legend.get_title().get_text() == f'sorted by the last value, {first} first'
+
+
+@pytest.mark.parametrize('make', [results_table, plot_curves, plot_varied])
+def test_a_table_or_a_plot_without_runs_is_refused(make):
+    with pytest.raises(UserError, match=r'^runs=\[\]: at least one run is required. Use the result of load_runs$'):
+        make([])
+
+
 def test_the_plot_of_runs_that_differ_only_in_the_seed_has_their_mean(tmp_path):
     for seed in 0, 1:
         write_run(tmp_path / str(seed), {'seed': seed}, 20.0 + seed)

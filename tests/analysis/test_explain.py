@@ -15,6 +15,7 @@ import pytest
 
 from analysis import explain
 from analysis.explain import STEPS, Attention, Explanation, Page, explain_example, explain_text, picture_of, words
+from analysis.pictures import answer_figure
 from inference.generate import Generator
 from inference.outputs import Hypothesis, Output, TokenProbability
 from inference.predict import Predictor
@@ -195,6 +196,13 @@ def test_the_titles_say_that_tokens_are_left_out(translator, monkeypatch):
     cross = explain_text(translator, answer, weights).attention[0]
     assert cross.titles == ('translation', f'source (first 3 of {count})')
     assert cross.weights.shape[2:] == (3, 3) == (len(cross.queries), len(cross.keys))
+
+
+def test_the_titles_give_the_number_of_all_tokens_of_a_text_that_is_longer_than_a_window(generator):
+    answer, weights = output('abc', 'defghijklmnopqrstuv'), {'encoder': np.full((1, 2, 16, 16), 1 / 16, np.float32)}
+    assert explain_text(generator, answer, weights).attention[0].titles == ('text (first 16 of 22)',) * 2
+    axes = answer_figure(generator, answer, '', weights).axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ('keys (first 16 of 22)', 'queries (first 16 of 22)')
 
 
 @pytest.mark.slow

@@ -59,6 +59,13 @@ def test_a_target_that_begins_inside_a_token_of_the_prompt_is_refused():
         patching_map(run, 'The cat', 'The dog', 's are')
 
 
+def test_prompts_with_different_numbers_of_tokens_are_refused_if_both_texts_are_truncated_to_a_window():
+    run = random_run('language_model')
+    run.model.context = 6
+    with pytest.raises(UserError, match="^'ab' and 'abc': the sentences have 3 and 4 tokens"):
+        patching_map(run, 'ab', 'abc', 'defgh')
+
+
 def test_only_the_first_window_of_a_continuation_is_used_with_one_warning(monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
     run = random_run('language_model')

@@ -129,7 +129,7 @@ TRAIN = [
     arrays(csv('a,inf,1,0', 'a,2,2,0'), "train.csv:2: time is 'inf', not a date"),
     arrays(csv('a,2024-01-01T00:00Z,1,0', 'a,2024-01-01T02:00+02:00,2,0'), "is also at line 2"),
     arrays(csv('a,2024-01-01T00:00Z,1,0', 'a,2024-01-01T00:00,2,0'), 'has no time zone, but'),
-    arrays(csv('a,0,1,', 'b,0,2,'), "train.csv:2: target is '', not a number. Each series needs a target"),
+    arrays(csv('a,0,1,', 'b,0,2,'), 'train.csv:2: the cell of column target is empty. Each series needs a target'),
     arrays(csv('a,0,1,0.5', 'b,0,2,1'), 'class 0.5 of example 0 (train.csv:2)', 'Use task=regression'),
     arrays(csv('a,0,1,0'), 'validation_share=0.1: too few of 1 distinct inputs'),
     forecast('seed=0', "series.csv:2: x is 'one', not a number", rows='one\n'),

@@ -240,6 +240,7 @@ SLOW = [
     Case(RUN, 'train.en', {'run/data/fingerprints.json': with_values(train={})}),
     Case(RUN + '--config.checkpoint.every=7', 'changes.jsonl', {'run/changes.jsonl': FOLDER}),
     Case(RUN + '--config.optimizer.warmup=4', 'metrics.jsonl', {'run/metrics.jsonl': FOLDER}),
+    Case(RUN + '--config.train.steps=3', 'this run is finished, at step 6', status=0),  # fewer than the warm-up
     Case(RUN, 'tensorboard', {'run/tensorboard': 'a file'}),
     Case(RUN, 'checkpoints', {'run/checkpoints': 'a file'}),
 ]

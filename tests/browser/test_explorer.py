@@ -131,6 +131,20 @@ def test_the_keyboard_reaches_everything(opened):
         assert page.locator('#theme').inner_text() == 'Light'
 
 
+def test_a_page_without_explanations_has_nothing_to_show(opened):
+    with opened([]) as page:
+        assert page.locator('#found').inner_text() == 'nothing to show'
+        assert not page.locator('#matrix').is_visible()
+        for key in 'ArrowRight', 'l', 'h', 'k', 'w', 'n', 'p', 'Escape', '/':
+            page.keyboard.press(key)
+        page.emulate_media(color_scheme='dark')
+        page.wait_for_function("document.getElementById('theme').textContent === 'Light'")
+        page.keyboard.press('t')
+        assert page.locator('#theme').inner_text() == 'Dark'
+        page.locator('#theme').click()
+        assert page.locator('#theme').inner_text() == 'Light'
+
+
 FOUND_BEHIND = """() => {  // [tokens that a line runs behind, ends of lines that touch no token]
     const boxes = [...document.querySelectorAll('#queries .token, #keys .token')].map(token => token.getClientRects())
         .flatMap(rects => [...rects]);

@@ -119,6 +119,7 @@ def test_base_is_possible():
     ({'decode.temperature': 0.0}, 'decode.temperature'),
     ({'decode.top_p': 0.0}, 'decode.top_p'),
     ({'train.r_drop': 1.0, 'model.dropout': 0.0}, 'train.r_drop'),
+    ({'train.simcut': 1.0, 'train.cutoff': 0.0, 'model.dropout': 0.0}, 'train.simcut'),
     ({'eval.metric': 'rouge'}, 'eval.metric'),
     ({'eval.method': 'best'}, 'eval.method'),
     ({'decode.method': 'best'}, 'decode.method'),
@@ -185,6 +186,9 @@ def test_misspelt_choice_gets_the_nearest(option, word, meant):
     {'optimizer.schedule': 'cosine', 'optimizer.warmup': 500, 'train.steps': 500},
     {'model.dropout': 0.0, 'train.label_smoothing': 0.0, 'optimizer.clip': 0.0},
     {'model.dropout': 0.0, 'model.word_dropout': 0.1, 'train.r_drop': 1.0},
+    {'model.dropout': 0.0, 'train.simcut': 1.0},
+    {'train.simcut': 1.0, 'train.cutoff': 0.0},
+    {'model.position': 'rotary', 'model.rotary_scaling': 'linear', 'model.rotary_factor': 2.0},
 ])
 def test_unusual_value_is_possible(values):
     checks.check_config(changed(values))
@@ -196,6 +200,8 @@ def test_unusual_value_is_possible(values):
     ({'batch.rows': 9}, 'config.batch.rows=9: has no effect with task=translation'),
     ({'train.r_drop': 1.0, 'train.simcut': 1.0}, 'config.train.simcut=1.0: must not be combined with r_drop=1.0'),
     ({'train.cutoff': 0.1}, 'config.train.cutoff=0.1: has no effect without train.simcut'),
+    ({'model.position': 'rotary', 'model.rotary_scaling': 'llama3'},
+     "config.model.rotary_scaling='llama3': has no effect with rotary_factor=1. Set rotary_factor"),
     ({'train.guided_alignment': 0.1, 'model.layer_dropout': 0.2},
      'config.train.guided_alignment=0.1: must not be combined with model.layer_dropout=0.2'),
     ({'model.kind': 'rnnsearch', 'model.layer_dropout': 0.1}, 'dropout=0.1: has no effect with model.kind=rnnsearch'),
@@ -347,8 +353,10 @@ def test_numbers_of_numpy_in_a_recipe_are_numbers_of_python(monkeypatch, tmp_pat
     assert config.is_locked and {type(value) for _, value in leaves(config)} == {bool, int, float, str}
 
 
-@pytest.mark.parametrize('warmup, asked, wrong', [(60, True, True), (60, False, False), (49, True, False)])
-def test_a_warmup_that_is_too_long_is_an_error_only_if_the_user_set_it(monkeypatch, warmup, asked, wrong):
+@pytest.mark.parametrize('warmup, asked, resumes, wrong', [
+    (60, True, False, True), (60, False, False, False), (49, True, False, False), (60, True, True, False)])
+def test_a_warmup_that_is_too_long_is_an_error_only_if_the_user_set_it_for_a_new_run(
+        monkeypatch, warmup, asked, resumes, wrong):
     values = flags.FlagValues()
     arguments = ['script', f'--config={ROOT}/configs/digits_vit.py', '--config.train.steps=50',
                  *([f'--config.optimizer.warmup={warmup}'] if asked else [])]
@@ -357,6 +365,6 @@ def test_a_warmup_that_is_too_long_is_an_error_only_if_the_user_set_it(monkeypat
     monkeypatch.setattr(flags, 'FLAGS', values)
     if wrong:
         with pytest.raises(UserError, match='config.optimizer.warmup=60: must be below train.steps=50'):
-            checks.config_from(holder)
+            checks.config_from(holder, resumes=resumes)
     else:
-        assert checks.config_from(holder).optimizer.warmup == (warmup if asked else 200)
+        assert checks.config_from(holder, resumes=resumes).optimizer.warmup == (warmup if asked else 200)

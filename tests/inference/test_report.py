@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from analysis import answering
+from analysis.request import Request
 from configs import base, shakespeare_char
 from inference import generate
 from inference.columns import input_texts
@@ -87,6 +89,25 @@ def test_many_unknown_characters_are_listed_in_part_and_words_without_them_by_th
     report.add([Output(text, tokens, [Hypothesis('', [], 0.0, 0.0)]) for text, tokens in (('a', [5]), ('abc', [UNK]))])
     report.write()
     assert caplog.messages[0].startswith('1 token of the input is <unk>, the first in line 2')
+
+
+def test_at_the_prompt_a_report_has_the_number_of_the_typed_line(monkeypatch, caplog):
+    model = Parrot(tokenizer=LETTERS)
+    answers = model.generate(['a', 'a\u20ac'], GREEDY)
+    monkeypatch.setattr(answering, 'answers_to', lambda *arguments: ([answer] for answer in answers))
+    answering.answer_file(Request(typed=True), model, GREEDY, None)
+    assert 'The first is character 2 of line 2. ' in caplog.text
+
+
+def test_texts_whose_attention_ends_with_the_window_are_counted_in_one_warning(monkeypatch, caplog):
+    model, request = Parrot(context=8, tokenizer=LETTERS), Request(input='-', format='jsonl', attention=True)
+    monkeypatch.setattr(model, 'attention', lambda output: {'encoder': np.zeros((1, 1, 2, 2))})
+    report = Report(model, 'line', scored=False)
+    for number, answer in enumerate(model.generate(['ab', 'abcabca'], GREEDY), 1):
+        answering.output_line(request, report, answer, number, 1, None)
+    report.write()
+    assert caplog.messages == ['1 of 2 texts have more than 8 tokens (config.data.context). Attention, pictures and '
+                               'explanations include only the first 8 tokens of a text']
 
 
 def test_bits_per_byte_are_those_of_float64_sums_and_count_bytes_of_any_tokenizer(caplog):

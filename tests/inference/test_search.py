@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 
 from inference.search import IMPOSSIBLE, Vocabulary, beam_search, filter_logits, largest, length_penalty, sample
 from model.cache import Cache
+from model.language_model import LanguageModel
+from model.transformer import Transformer
+from tests.model.helpers import random_params
+from tests.model.small_transformer import SOURCE, TARGET, tiny
 
 PAD, BOS, EOS = 0, 1, 2
 VOCABULARY = Vocabulary(pad=PAD, bos=BOS, eos=EOS)
@@ -143,6 +147,30 @@ def test_the_best_draw_comes_first():
     found = run_sample(num_samples=20, temperature=1.0, alpha=0.6)
     assert np.all(np.diff(np.asarray(found.scores), axis=1) <= 0)
     assert len({tokens_of(row) for row in found.tokens[0]}) > 5
+
+
+@pytest.mark.parametrize('model, tokens, search', [
+    (Transformer(tiny(position='learned'), 1, 12, 300, share_embeddings='none'), (SOURCE, TARGET),
+     functools.partial(beam_search, beam=2, n_best=2)),
+    (LanguageModel(tiny(position='learned', norm='pre'), 1, 300), (SOURCE,), functools.partial(sample, num_samples=2)),
+], ids=['beam', 'greedy'])
+def test_a_search_of_a_model_is_the_same_with_jax_enable_x64(model, tokens, search):
+    """The vocabulary is so large that `largest` finds the best tokens by columns."""
+    variables = {'params': random_params(model, *tokens)}
+
+    @jax.jit
+    def found(variables, source):
+        memory = model.apply(variables, source, method='encode')
+        cache = model.apply(variables, memory, 2, LENGTH, method='init_cache')
+        return search(functools.partial(model.apply, variables, method='decode_step'), cache, jnp.full(2, BOS),
+                      jnp.full(2, LENGTH), vocabulary=VOCABULARY, max_length=LENGTH)
+
+    expected = found(variables, SOURCE)
+    with jax.enable_x64(True):
+        wide = found(variables, SOURCE)
+    np.testing.assert_array_equal(wide.tokens, expected.tokens)
+    np.testing.assert_allclose(wide.log_probs, expected.log_probs, rtol=1e-5)
+    assert jax.tree.map(lambda array: array.dtype, wide) == jax.tree.map(lambda array: array.dtype, expected)
 
 
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 3.0])

@@ -88,7 +88,8 @@ def test_idx_files_that_do_not_belong_together(idx):
     (idx[0] / 't10k-labels-idx1-ubyte.gz').rename(idx[0] / 'train-labels-idx1-ubyte.gz')
     with pytest.raises(UserError, match='images-idx3-ubyte has 12 images, but .*labels-idx1-ubyte.gz has 4 labels'):
         read(idx[0])
-    with pytest.raises(UserError, match=r't10k-labels-idx1-ubyte \(or t10k-labels-idx1-ubyte\.gz\) does not exist'):
+    with pytest.raises(UserError, match=r't10k-labels-idx1-ubyte \(or t10k-labels-idx1-ubyte\.gz\) does not exist\. '
+                                        't10k-images-idx3-ubyte needs this file with its labels$'):
         read(idx[0], 'test')
 
 
@@ -272,6 +273,13 @@ def test_several_values_of_a_table_have_names(tmp_path):
     data = open_arrays(options(dir=str(tmp_path)), labelled=False)
     np.testing.assert_array_equal(data.targets('train'), [[2, 3], [5, 6]])
     assert data.form.targets == ('height', 'width') and data.form.channels == ('x',)
+
+
+def test_a_single_value_of_a_table_may_have_a_name(tmp_path):
+    write_csv(tmp_path, 'series,x,target_height', 'a,1,2', 'b,4,5')
+    data = open_arrays(options(dir=str(tmp_path)), labelled=False)
+    np.testing.assert_array_equal(data.targets('train'), [[2], [5]])
+    assert data.form.targets == ('height',) and data.form.channels == ('x',)
 
 
 # Names of the splits

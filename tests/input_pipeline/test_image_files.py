@@ -1,10 +1,12 @@
 """Folders of images, and the inputs of a prediction."""
 
 import re
+import struct
+import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, TiffImagePlugin
 
 from input_pipeline.array_files import read_inputs
 from input_pipeline.arrays import open_arrays
@@ -29,6 +31,26 @@ EXIF[0x112], EXIF[0x10e] = 6, 'text'  # the orientation, and a description
 DAMAGED_EXIF = EXIF.tobytes().replace(b'\x01\x0e', b'\x01\x20')  # the text becomes the value of a tag for numbers
 
 
+def deep_png():
+    """Returns a PNG file of a black image with 16 bits per channel. Pillow cannot write such files."""
+    def chunk(kind, content):
+        return struct.pack('>I', len(content)) + kind + content + struct.pack('>I', zlib.crc32(kind + content))
+
+    return b'\x89PNG\r\n\x1a\n' + b''.join([
+        chunk(b'IHDR', struct.pack('>IIBBBBB', 4, 5, 16, 2, 0, 0, 0)),
+        chunk(b'IDAT', zlib.compress(bytes(5 * (1 + 4 * 6)))), chunk(b'IEND', b'')])
+
+
+def deep_tiff():
+    """Returns the header of a TIFF file with 16 bits per channel, in which the channels are stored separately."""
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    for name, value in {'ImageWidth': 4, 'ImageLength': 5, 'BitsPerSample': (16, 16, 16), 'Compression': 1,
+                        'PhotometricInterpretation': 2, 'StripOffsets': (8, 8, 8), 'SamplesPerPixel': 3,
+                        'RowsPerStrip': 5, 'StripByteCounts': (40, 40, 40), 'PlanarConfiguration': 2}.items():
+        tags[ExifTags.Base[name]] = value
+    return b'II*\0' + struct.pack('<I', 8) + tags.tobytes(8)
+
+
 def test_class_folders_without_folders_of_splits_are_divided(tmp_path):
     for number in range(24):
         save_image(tmp_path / 'ab'[number % 2] / 'more' / f'{number}.png', COLOUR[..., 0] + np.uint8(number))
@@ -46,8 +68,9 @@ def test_class_folders_without_folders_of_splits_are_divided(tmp_path):
      "has no folder train, so its folders 'Testing', 'Training' would be the classes. But all of them contain the same "
      "folders of images, 'cat', 'dog'. Set the folder of the training data, such as --config.data.splits.train=Trai"),
     (['cat', 'dog', 'test/cat', 'test/dog'],
-     "its folders 'cat', 'dog', 'test' would be the classes. But there are folders of images in 'test' (config.data"),
-    (['training/cat', 'validation/cat', 'test/cat'], "folders of images in 'test', 'validation' (config.data.splits)"),
+     "its folders 'cat', 'dog', 'test' would be the classes. But config.data.splits contains 'test'. Set the folder"),
+    (['training/cat', 'validation/cat', 'test/cat'], "config.data.splits contains 'test', 'validation'. Set"),
+    (['cat', 'dog', 'validation'], "config.data.splits contains 'validation'. Set"),
 ])
 def test_folders_of_splits_are_no_classes(tmp_path, folders, message):
     for folder in folders:
@@ -108,6 +131,11 @@ def test_images_are_scaled_and_cropped_to_squares(tmp_path):
     (lambda path: (path.parent / 'y.png').symlink_to('none.png'), r'test/a/y\.png cannot be read as an image'),
     (lambda path: save_image(path, COLOUR[:4]), r'test/a/x\.png: images|test.*\(4, 4, 3\)'),
     (lambda path: Image.fromarray(np.arange(20, dtype=np.uint16).reshape(5, 4)).save(path), 'more than 8 bits per cha'),
+    *((lambda path, content=content: path.write_bytes(content), r'x\.png has more than 8 bits per channel \(mode RGB\)')
+      for content in (deep_png(), deep_tiff(), b'P6 4 5 65535\n' + bytes(120))),
+    *((lambda path, suffix=suffix: save_image(path.with_suffix(suffix), COLOUR, save_all=True, append_images=[
+        Image.fromarray(255 - COLOUR)]), rf'x{suffix} contains 2 images \(pages or frames\).* as separate files')
+      for suffix in ('.gif', '.png', '.tiff', '.webp')),
 ])
 def test_images_that_cannot_be_used_are_named(tmp_path, write, message):
     for split in 'train', 'test':
@@ -115,6 +143,11 @@ def test_images_that_cannot_be_used_are_named(tmp_path, write, message):
     write(tmp_path / 'test/a/x.png')
     with pytest.raises(UserError, match=message):
         read(tmp_path, 'test', validation_share=0.0)
+
+
+def test_a_photo_with_a_preview_in_the_same_file_is_one_image(tmp_path):
+    save_image(tmp_path / 'train/a/x.jpg', COLOUR, format='MPO', save_all=True, append_images=[Image.fromarray(COLOUR)])
+    assert read(tmp_path, validation_share=0.0)[0].shape == (1, 5, 4, 3)
 
 
 def test_a_colour_image_among_greyscale_images_is_refused(tmp_path):

@@ -70,7 +70,10 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target is '0', but it is '1' at line 2\. All rows of a series"),
     ([HEADER, 'a,0,"1,5",1,1'], r"train\.csv:2: x is '1,5', not a number\. Write 1234\.5: with a decimal point"),
     (['series,date,x,target', 'a,2024-01-31,1,0'], r"train\.csv:2: date is '2024-01-31', not a number.*name it time"),
-    (['series,x,target', 'a,1,', 'b,2,'], r"train\.csv:2: target is '', not a number\. Each series needs a target"),
+    (['series,x,target', 'a,1,cat', 'b,2,'], r'train\.csv:3: the cell of column target is empty\. Each series needs a'),
+    (['series,x,target_a,target_b', 'a,1,2,cat'],
+     r"train\.csv:2: target_b is 'cat', not a number\. If a series has several targets, all of them must be numbers"),
+    (['series,x,target\ra,1,0\rb,2,1'], r'train\.csv:1: lines end with carriage returns.* Save the file as CSV \(UTF'),
     (['series;x;target', 'a;1;0'], r"train\.csv:1: the columns are separated by ';'\. Separate them by commas"),
     (['series\tx\ttarget', 'a\t1\t0'], r"train\.csv:1: the columns are separated by '\\t'\. Separate them by commas"),
     (['series,x\x07,target', 'a,1,0'], r"train\.csv:1: column 'x\\x07' has a control character or a line end"),
@@ -132,7 +135,9 @@ def test_shorter_series_are_padded_and_the_padding_is_hidden(tmp_path, caplog):
     write_csv(tmp_path, 'series,x,y,target', 'a,1,2,0', 'b,1,2,1', 'b,3,4,1', 'b,5,6,1', 'c,7,8,0', 'c,9,9,0')
     write_csv(tmp_path, 'series,x,y,target', 'd,3,4,0', split='test')
     data = open_arrays(options(dir=str(tmp_path), validation_share=0.0), labelled=True, multiple=2)
-    assert data.sizes['shape'] == [4, 2] and 'the series have 1 to 3 steps' in caplog.text
+    assert data.sizes['shape'] == [4, 2] and (
+        'the series have 1 to 3 steps. Shorter series are padded with the mean of each channel, and patches without '
+        'any value are hidden from the model') in caplog.text
     values = np.array([[1, 2], [1, 2], [3, 4], [5, 6], [7, 8], [9, 9]])
     np.testing.assert_allclose(data.preprocessing.input_mean, values.mean(axis=0))
     np.testing.assert_allclose(data.preprocessing.input_std, values.std(axis=0))

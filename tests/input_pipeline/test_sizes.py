@@ -1,12 +1,14 @@
-"""sizes.json of images and series: a file that training did not write so is refused by its key."""
+"""sizes.json of images and series: it has the form that training writes, and the names of the run's data."""
 
 import json
 
 import pytest
+from ml_collections import ConfigDict
 
-from input_pipeline.data import read_sizes
+from input_pipeline.data import LabelledData, MeasuredData, read_sizes
 from input_pipeline.kept_data import save_kept_data
 from runtime.errors import UserError
+from tests.input_pipeline.helpers import options, write_csv
 
 VALUES = {'outputs': 2, 'shape': [8, 3], 'classes': None, 'preprocessing': {
     'input_mean': [0.0, 1.5, -2], 'input_std': [1.0, 1e-30, 2], 'target_mean': [0.5, 0], 'target_std': [1.0, 2.0]}}
@@ -67,3 +69,35 @@ def test_a_changed_byte_is_found_by_the_checksum(tmp_path, old, new):
 def test_values_have_no_classes(tmp_path):
     with pytest.raises(UserError, match=r"classes=\['a', 'b'\] does not fit task=regression"):
         read(tmp_path, VALUES | {'classes': ['a', 'b']}, 'regression')
+
+
+# The data of a run that is opened again
+
+def opened(kind, folder, *lines, kept=None):
+    """Opens a table with these lines, as the data of a new run, or of a run whose folder `data` is `kept`."""
+    write_csv(folder, *lines)
+    return kind(ConfigDict({'data': options(dir=str(folder)), 'model': {'patches': {'patch': 1}}}), kept)
+
+
+@pytest.mark.parametrize('kind, before, now, message', [
+    (LabelledData, ['series,x,target', 'a,1,cat', 'b,2,dog'], ['series,x,target', 'a,1,cow', 'b,2,dog'],
+     "class 0 is 'cow', but it is 'cat' in the run in"),
+    (MeasuredData, ['series,x,y,target', 'a,1,2,3', 'b,4,5,6'], ['series,y,x,target', 'a,2,1,3', 'b,5,4,6'],
+     "channel 0 is 'y', but it is 'x' in the run in"),
+    (MeasuredData, ['series,x,target_v,target_w', 'a,1,2,3'], ['series,x,target_v,target_z', 'a,1,2,3'],
+     "target 1 is 'z', but it is 'w' in the run in"),
+])
+def test_data_with_other_names_than_the_data_of_the_run_are_refused(tmp_path, kind, before, now, message):
+    opened(kind, tmp_path, *before).keep(tmp_path / 'run/data')
+    opened(kind, tmp_path, *before, kept=tmp_path / 'run/data')
+    with pytest.raises(UserError, match=f'config.data: {message} .*run. Use the data of that run, or a new run direct'):
+        opened(kind, tmp_path, *now, kept=tmp_path / 'run/data')
+
+
+@pytest.mark.parametrize('targets', [{}, {'targets': ['0']}])
+def test_names_that_a_run_of_an_earlier_version_does_not_have_are_not_compared(tmp_path, targets):
+    table = ['series,x,target_height', 'a,1,2', 'b,3,4']
+    sizes = opened(MeasuredData, tmp_path, *table).sizes
+    earlier = {name: value for name, value in sizes.items() if name not in ('targets', 'inputs')} | targets
+    save_kept_data(tmp_path / 'run/data', {}, earlier)
+    assert opened(MeasuredData, tmp_path, *table, kept=tmp_path / 'run/data').sizes == earlier

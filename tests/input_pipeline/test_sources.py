@@ -151,7 +151,8 @@ def test_invalid_utf8_is_located(tmp_path, suffix):
     content = b'un\ndeux\nd' + 'é'.encode('latin-1') + b'j\n'
     (tmp_path / f'train.fr{suffix}').write_bytes(gzip.compress(content) if suffix else content)
     write(tmp_path / 'train.en', ['1', '2', '3'])
-    with pytest.raises(UserError, match=rf'train\.fr{suffix}:3: not UTF-8 \(byte 0xe9 at column 2\)\. .*iconv'):
+    with pytest.raises(UserError, match=rf'train\.fr{suffix}:3: not UTF-8 \(byte 0xe9 at column 2\)\. .*iconv -f '
+                                        'ENCODING -t UTF-8, where ENCODING is the encoding of the file, such as WIN'):
         read(tmp_path)
 
 

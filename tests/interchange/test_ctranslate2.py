@@ -44,7 +44,7 @@ CASES = [*[('transformer', each) for each in [
 IMPOSSIBLE = [
     ('transformer', {'score': 'additive'}), ('transformer', {'position': 'alibi'}), ('language_model', {'d_k': 6}),
     ('language_model', {'window': 5}), ('language_model', {'position': 'rotary', 'score': 'general'}),
-    ('language_model', {'position': 'rotary', 'rotary_scaling': 'llama3'})]
+    ('language_model', {'position': 'rotary', 'rotary_scaling': 'llama3', 'rotary_factor': 8.0})]
 
 
 def random_model(kind, options, workdir, tokenizer=TOKENIZER):

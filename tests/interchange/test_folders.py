@@ -113,6 +113,16 @@ def test_an_export_has_the_rotary_positions_in_the_fields_of_old_and_new_version
             assert read[name] == trained.config.model[name], (unknown, name)
 
 
+@pytest.mark.parametrize('kind', ['linear', 'llama3'])
+def test_a_scaling_of_rotary_positions_by_1_is_imported_as_no_scaling(kind, tmp_path):
+    write_small('llama', tmp_path / 'model')
+    path = tmp_path / 'model' / 'config.json'
+    config = json.loads(path.read_text())
+    config['rope_parameters'] |= {'rope_type': kind, 'factor': 1.0, 'original_max_position_embeddings': 64}
+    path.write_text(json.dumps(config))
+    assert read_models([tmp_path / 'model'], 'best').config.model.rotary_scaling == 'none'
+
+
 def test_an_export_names_the_start_token_that_its_format_merges_with_the_end_token(tmp_path, caplog):
     trained = small_model('gpt2', tmp_path, scale_embeddings=False)
     size = len(trained.tokenizers['text'])
@@ -199,14 +209,18 @@ def test_finite_weights_whose_logits_overflow_are_not_imported(name, array, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ['model']
 
 
-@pytest.mark.parametrize('option, value', [('frozen', '*embedding'), ('lora_rank', 8)])
-def test_a_model_is_not_imported_with_adapters_or_frozen_parts(option, value, tmp_path):
+@pytest.mark.parametrize('option, value, reason', [
+    ('frozen', '*embedding', '. Import the model first, and then train it with --config=configs/fine_tune.py:{}/run '
+                             "--config.train.frozen='*embedding'"),
+    ('lora_rank', 8, '. Import the model first, and then train it with --config=configs/fine_tune.py:{}/run '
+                     '--config.train.lora_rank=8'),
+    ('init_from', 'runs/a', ', because the weights come from --from. Remove it')])
+def test_a_model_is_not_imported_with_adapters_frozen_parts_or_other_parameters(option, value, reason, tmp_path):
     write_small('llama', tmp_path / 'model')
     recipe = configs.recipe('stdlib_lm')
     recipe.train[option] = value
     with pytest.raises(UserError) as refused:
         import_weights(tmp_path / 'model', tmp_path / 'run', recipe)
     assert str(refused.value) == (
-        f'config.train.{option}={value!r}: cannot be set in an import. Import the model first, and then train it with '
-        f'--config=configs/fine_tune.py:{tmp_path}/run --config.train.{option}={value!r}')
+        f'config.train.{option}={value!r}: cannot be set in an import{reason.format(tmp_path)}')
     assert [path.name for path in tmp_path.iterdir()] == ['model']

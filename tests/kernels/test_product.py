@@ -55,6 +55,20 @@ def test_values_and_gradients_are_those_of_jax(shape, dtype, devices):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=tolerance, atol=tolerance), several, expected)
 
 
+def test_hessian_vector_products_are_those_of_jax(devices):
+    rng = np.random.default_rng(0)
+    arguments, directions = (tuple(jnp.float32(rng.normal(size=size)) for size in ((3, 5), (5, 4))) for _ in range(2))
+
+    def hessian_vector_product(dot):
+        def total(inputs, matrix):
+            return jnp.sin(dot(inputs, matrix, (((1,), (0,)), ((), ())))).sum()
+
+        return jax.jit(lambda *arguments: jax.jvp(jax.grad(total, (0, 1)), arguments, directions)[1])(*arguments)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+                 *map(hessian_vector_product, (dot_general, jax.lax.dot_general)))
+
+
 @pytest.mark.parametrize('rows, d, f', [(1, 1, 1), (1, 64, 3), (2, 7, 33), (96, 64, 130), (257, 31, 1)])
 def test_at_bfloat16_the_factors_are_rounded_and_the_sums_are_not(rows, d, f, devices):
     """Compares with sums in float64 of factors that NumPy rounds to bfloat16."""

@@ -9,9 +9,9 @@ import pytest
 
 from kernels.attention import fused_attention
 from model.attention import SCORES, MultiHeadAttention, attention, chunked_attention
-from model.blocks import ACTIVATIONS, BlockConfig, FeedForward, layer_norm
+from model.blocks import ACTIVATIONS, BlockConfig, FeedForward, SelfAttentionStack, layer_norm
 from model.language_model import LanguageModel
-from model.positional import Rotary, rotate
+from model.positional import SCHEMES, Rotary, rotate
 from model.relation import Relation
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
@@ -81,6 +81,21 @@ def test_grouped_queries_are_heads_with_the_same_keys_and_values(score, kernel):
 def test_heads_of_keys_that_do_not_divide_those_of_queries_are_an_error():
     with pytest.raises(ValueError, match='num_key_value_heads=4 must divide num_heads=6'):
         MultiHeadAttention(6, 8, 4, 4, num_key_value_heads=4).init(jax.random.key(0), *[jnp.ones((1, 2, 8))] * 2)
+
+
+def stack(**options):
+    return SelfAttentionStack(tiny(**options), 1).init(jax.random.key(0), jnp.ones((1, 2, 8)))
+
+
+@pytest.mark.parametrize('make, message', [
+    (lambda: stack(attention_kernel='flash'), "kernel='flash' must be one of auto, plain, chunked, fused"),
+    (lambda: stack(norm='Pre'), "norm='Pre' must be one of post, pre"),
+    (lambda: stack(feed_forward='gate'), "feed_forward='gate' must be one of plain, gated"),
+    (lambda: stack(position='alibbi'), f"position='alibbi' must be one of {', '.join(SCHEMES)}"),
+    (lambda: Rotary(scaling='llama'), "scaling='llama' must be one of none, linear, llama3")])
+def test_a_misspelled_name_is_an_error(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 RELATIONS = {

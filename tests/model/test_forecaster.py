@@ -46,6 +46,11 @@ def test_forecasts_are_the_equations(position):
     close(model.apply(variables, CONTEXT, FOLLOWING), np.reshape(expected, (2, 8)))
 
 
+def test_no_series_have_no_forecasts():
+    model, variables = build('sinusoidal')
+    assert model.apply(variables, CONTEXT[:0], FOLLOWING[:0]).shape == (0, 8)
+
+
 def test_a_prediction_does_not_depend_on_the_steps_that_it_predicts():
     model, variables = build('sinusoidal')
     predictions = model.apply(variables, CONTEXT, FOLLOWING).reshape(2, 4, 2)

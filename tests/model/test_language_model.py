@@ -4,12 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from model.blocks import BlockConfig
 from model.language_model import LanguageModel
+from model.losses import cross_entropy
 from model.positional import SCHEMES
-from tests.model.helpers import close, random_params
+from tests.model.helpers import close, normal, random_params
 from tests.model.reference import PAD
+from tests.model.small_transformer import tiny
 
 # make test-all tests the other position schemes.
 SOME_SCHEMES = [pytest.param(name, marks=[] if name == 'rotary' else [pytest.mark.slow]) for name in SCHEMES]
@@ -73,6 +76,21 @@ def test_a_longer_sequence_runs_or_is_refused(position):
     else:
         assert model.length_limit is None
         assert np.isfinite(model.apply(variables, long)).all()
+
+
+def test_hessian_vector_products_are_differences_of_gradients():
+    model = LanguageModel(tiny(position='learned', norm='pre', activation='gelu'), 1, 11, max_length=8)
+    params, unravel = ravel_pytree(random_params(model, TOKENS))
+
+    def loss(params):
+        projection = model.apply({'params': unravel(params)}, TOKENS[:, :-1], method='projection')
+        return cross_entropy(projection, TOKENS[:, 1:], jnp.ones((2, 6)), 0.1).loss
+
+    gradient, direction = jax.jit(jax.grad(loss)), normal(0, params.size)
+    direction /= jnp.linalg.norm(direction)
+    found = jax.jvp(gradient, (params,), (direction,))[1]
+    expected = (gradient(params + 0.02 * direction) - gradient(params - 0.02 * direction)) / 0.04
+    assert jnp.linalg.norm(found - expected) < 0.02 * jnp.linalg.norm(expected)
 
 
 def test_tied_embeddings_are_one_table():

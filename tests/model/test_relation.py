@@ -145,10 +145,12 @@ def test_the_fused_kernel_says_what_it_cannot_do():
         MultiHeadAttention(1, 4, 4, 4, kernel='fused', score='additive').init(jax.random.key(0), x, x)
 
 
-@pytest.mark.parametrize('target, source, width, more, implementation', [
-    (4, 6, 8, ['mask'], 'cudnn'), (4, 6, 128, ['mask', 'bias'], 'cudnn'), (4, 4, 8, [], 'cudnn'),
-    (3, 6, 8, ['mask'], 'xla'), (4, 5, 8, [], 'xla'), (4, 6, 12, [], 'xla'), (4, 6, 136, [], 'xla')])
-def test_the_kernel_of_gpus_gets_only_shapes_that_it_supports(target, source, width, more, implementation, monkeypatch):
+@pytest.mark.parametrize('target, source, width, dtype, more, implementation', [
+    (4, 6, 8, 'bfloat16', ['mask'], 'cudnn'), (4, 6, 128, 'bfloat16', ['mask', 'bias'], 'cudnn'),
+    (4, 4, 8, 'bfloat16', [], 'cudnn'), (3, 6, 8, 'bfloat16', ['mask'], 'xla'), (4, 5, 8, 'bfloat16', [], 'xla'),
+    (4, 6, 12, 'bfloat16', [], 'xla'), (4, 6, 136, 'bfloat16', [], 'xla'), (4, 4, 8, 'float32', [], 'xla')])
+def test_the_kernel_of_gpus_gets_only_arrays_that_it_supports(target, source, width, dtype, more, implementation,
+                                                              monkeypatch):
     calls = []
 
     def kernel(query, key, value, *, bias, mask, scale, implementation):
@@ -158,7 +160,7 @@ def test_the_kernel_of_gpus_gets_only_shapes_that_it_supports(target, source, wi
 
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
     monkeypatch.setattr(jax.nn, 'dot_product_attention', kernel)
-    query, key = (jnp.ones((2, length, 4, width), jnp.bfloat16) for length in (target, source))
+    query, key = (jnp.ones((2, length, 4, width), dtype) for length in (target, source))
     arguments = {'mask': Relation(visible=jnp.ones((2, source), bool)).whole_mask(),
                  'bias': jnp.zeros((1, 4, target, source))}
     fused_attention(query, key, key, **{name: arguments[name] for name in more})

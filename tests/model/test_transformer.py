@@ -11,8 +11,11 @@ import pytest
 
 from model.blocks import NORMS, BlockConfig, SelfAttentionStack
 from model.embedding import SHARING
+from model.language_model import LanguageModel
+from model.patches import PatchTransformer
 from model.places import observing
 from model.positional import ADDED, SCHEMES
+from model.recurrent import RNNSearch
 from model.relation import Relation
 from model.transformer import Decoder, Transformer
 from tests.model import reference
@@ -58,6 +61,19 @@ def test_initial_variables():
     shapes = jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET)
     assert set(shapes) == {'params'}
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize('module, inputs', [
+    (Transformer(tiny(position='relative', score='general'), 1, VOCAB, VOCAB, share_embeddings='none',
+                 output_bias=True), (SOURCE, TARGET)),
+    (LanguageModel(tiny(position='learned', score='additive'), 1, VOCAB), (TARGET,)),
+    (RNNSearch(VOCAB, VOCAB, 8, 6), (SOURCE, TARGET)),
+    (PatchTransformer(tiny(position='learned'), 1, 2, 3), (jnp.ones((2, 4, 4, 1)),))],
+    ids=lambda value: type(value).__name__)
+def test_parameters_are_float32_with_jax_enable_x64(module, inputs):
+    with jax.enable_x64(True):
+        shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {np.dtype(np.float32)}
 
 
 def test_initial_tables_have_variance_1_over_d_model():

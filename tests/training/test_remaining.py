@@ -1,6 +1,8 @@
 """The remaining time is estimated from measured steps and evaluations, without compiling."""
 
+import logging
 import re
+import sys
 
 import pytest
 
@@ -61,3 +63,15 @@ def test_the_bar_shows_the_estimate(capsys):
         assert 'remaining ?' in str(bar)
         bar.show_step(200.0)
         assert '1/10' in str(bar) and 'remaining 3 min' in str(bar)
+
+
+@pytest.mark.parametrize('name', ['', 'allyouneed'], ids=['root', 'allyouneed'])
+def test_a_line_of_the_log_appears_once_whichever_logger_prints_it(name, capsys):
+    logger, handler = logging.getLogger(name), logging.StreamHandler(sys.stderr)
+    logger.addHandler(handler)
+    try:
+        with remaining.show_bar(0, 10):
+            logging.getLogger('allyouneed.train').warning('a line')
+    finally:
+        logger.removeHandler(handler)
+    assert capsys.readouterr().err.count('a line') == 1

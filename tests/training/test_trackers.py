@@ -13,6 +13,7 @@ from run_directory.records import read_metrics
 from runtime.errors import UserError
 from tests.tiny_run import said, start, tiny_config  # noqa: F401 (fixture)
 from training import loop
+from training.metrics import open_metrics
 from training.trackers import grouped, open_trackers
 
 MISSING = "the trackers are extras: pip install -e '.[test-interchange]'"
@@ -39,8 +40,8 @@ def fake_mlflow(monkeypatch, client):
 
 def fake_wandb(monkeypatch, step=0):
     """The run of the package, and a list of the steps and names that it gets."""
-    run, sent, package = types.SimpleNamespace(step=step, summary={}), [], types.ModuleType('wandb')
-    run.log = lambda metrics, step: sent.append((step, *metrics))
+    run, sent, package = types.SimpleNamespace(step=step, summary={}, offline=False), [], types.ModuleType('wandb')
+    run.log, run.finish = (lambda metrics, step: sent.append((step, *metrics))), (lambda exit_code: None)
     package.init, package.Settings, package.Html = (lambda **_: run), (lambda **_: None), str
     monkeypatch.setitem(sys.modules, 'wandb', package)
     return run, sent
@@ -83,6 +84,28 @@ def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(tmp_path, cac
     fake_mlflow(monkeypatch, refused)
     with pytest.raises(UserError, match="config.track.mlflow='digits': .*no server at.*MLFLOW_TRACKING_URI"):
         start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
+
+
+def test_an_experiment_that_another_training_creates_at_the_same_time_is_used(tmp_path, cache, monkeypatch):
+    found, used = [None, types.SimpleNamespace(experiment_id='9')], []
+
+    class Late(Client):
+        def get_experiment_by_name(self, name):
+            return found.pop(0)
+
+        def create_experiment(self, name):
+            raise RuntimeError('cannot create it')
+
+        def create_run(self, experiment, run_name):
+            used.append(experiment)
+            return super().create_run(experiment, run_name)
+
+    fake_mlflow(monkeypatch, Late)
+    open_trackers(tiny_config(cache, track__mlflow='digits'), tmp_path)
+    assert used == ['9']
+    found += [None, None]
+    with pytest.raises(UserError, match='MLflow cannot be used: cannot create it'):
+        open_trackers(tiny_config(cache, track__mlflow='digits'), tmp_path)
 
 
 @pytest.mark.parametrize('package', ['wandb', 'mlflow'])
@@ -128,6 +151,21 @@ def test_a_delayed_evaluation_reaches_weights_and_biases_once(tmp_path, cache, m
             tracker.write(1000, {'validation_loss': 3.0})
             tracker.show(1000, 'a sample', None)
     assert sent == [(1000, 'train/loss'), (1001, 'validation/loss'), (1001, 'samples')]
+
+
+def test_weights_and_biases_offline_gets_repeated_steps_and_evaluations_once(tmp_path, cache, monkeypatch):
+    """Such a run has step 0 and an empty summary whenever it begins. Three trainings are interrupted."""
+    run, sent = fake_wandb(monkeypatch)
+    run.offline = True
+    for checkpoint, last in (0, 1000), (1000, 1500), (1000, 1200), (1000, 1600):
+        run.summary = {}
+        with open_metrics(tiny_config(cache, track__wandb='digits'), tmp_path, checkpoint) as metrics:
+            if checkpoint:
+                metrics.write(checkpoint, {'validation_loss': 2.0})
+            for step in range(checkpoint + 100, last + 1, 100):
+                metrics.write(step, {'train_loss': 1.0})
+    steps = [(step, 'train/loss') for step in range(100, 1601, 100)]
+    assert sent == [*steps[:10], (1001, 'validation/loss'), *steps[10:]]
 
 
 def test_evaluations_of_an_earlier_version_are_not_sent_to_weights_and_biases_again(tmp_path, cache, monkeypatch):

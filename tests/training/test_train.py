@@ -81,6 +81,20 @@ def test_all_that_is_wrong_is_said_before_anything_is_made(tmp_path, cache):
         training.train(tiny_config(cache), '')
 
 
+def test_a_malformed_config_of_an_existing_run_is_explained(tmp_path, cache):
+    (tmp_path / 'checkpoints' / '12').mkdir(parents=True)
+    (tmp_path / METRICS_FILE).write_text('{"step": 12, "validation_accuracy": 0.5}\n')
+    config = tiny_config(cache)
+    with config.ignore_type():
+        config.train.steps = '2000'
+    with pytest.raises(UserError, match="^config.train.steps='2000': must be a whole number$"):
+        training.train(config, tmp_path)
+    config = tiny_config(cache)
+    del config.eval
+    with pytest.raises(UserError, match='config.eval.metric is missing. Start with base.get_config()'):
+        training.train(config, tmp_path)
+
+
 @pytest.mark.slow
 def test_a_config_of_another_class_is_refused(tmp_path):
     # In a process of its own, for the annotations that tests check would refuse it first.

@@ -57,6 +57,12 @@ def test_a_pattern_matches_a_name_or_a_part_of_it(name, patterns, expected):
     assert matches(name, patterns) == expected
 
 
+def test_adapters_are_float32_with_jax_enable_x64():
+    with jax.enable_x64(True):
+        params = Tuning(rank=2, adapted=('query',)).prepare({'query': {'kernel': jnp.ones((4, 3))}}, jax.random.key(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params[ADAPTERS])} == {np.dtype(np.float32)}
+
+
 @pytest.mark.slow
 def test_frozen_parameters_keep_every_bit_and_the_others_learn_as_ever():
     """Weight decay and an average are no reason to change; Adam's first step treats each parameter by itself."""
