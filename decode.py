@@ -1,6 +1,6 @@
 """Translates, continues or classifies the input with a trained model, or scores the model on a split of its data.
 
-    python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
+    python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|mbr|greedy|sample] ...
     python decode.py --workdir=RUN                     # on a terminal: prompts for sentences
     python decode.py --workdir=RUN --input=PAIRS.tsv --score
     python decode.py --workdir=RUN --input=TEXT --documents=file --score    # bits per byte, for a language model

@@ -43,10 +43,10 @@ log = logging.getLogger('allyouneed.train')
 
 def main() -> None:
     """Trains the model that the flags describe, or prints the config if --print_config is set."""
+    resumes = bool(WORKDIR.value) and (expanded(WORKDIR.value) / CONFIG).exists()
     if PRINT_CONFIG.value:
-        return print_config(config_from(CONFIG_FLAG))
-    config = config_from(CONFIG_FLAG, problems_of_data,
-                         resumes=bool(WORKDIR.value) and (expanded(WORKDIR.value) / CONFIG).exists())
+        return print_config(config_from(CONFIG_FLAG, resumes=resumes))
+    config = config_from(CONFIG_FLAG, problems_of_data, resumes)
     # These imports take seconds. They follow the check of the command line, so that --help and wrong flags do not wait
     # for them. A finished run does not even wait for the imports below.
     with slow_imports():

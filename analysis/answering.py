@@ -15,6 +15,7 @@ from analysis.buckets import bucket_scores, keys_of
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, confusion_figure, positions_figure, save_figure
 from analysis.request import Request
+from configs.options import BEAM_METHODS
 from inference.columns import input_texts, read_phrases, score_all, translate_all
 from inference.edits import check_without, read_edits, without
 from inference.generate import Generator
@@ -39,7 +40,7 @@ from input_pipeline.data import Data
 from input_pipeline.splits import asked_splits
 from run_directory.records import read_config
 from run_directory.trained import run_paths
-from run_directory.workdir import changed_data
+from run_directory.workdir import changed_data, is_unchanged
 from runtime import STARTED
 from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time
@@ -149,7 +150,7 @@ def answers_to(request: Request, model: TextModel, options: SearchOptions) -> It
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
     """Returns the options, changed for the explorer page: a beam search returns all hypotheses of the beam."""
-    return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
+    return dataclasses.replace(options, n_best=options.beam) if options.method in BEAM_METHODS else options
 
 
 def output_line(request: Request, report: Report, answer: Output, number: int, n_best: int, page: Page | None) -> str:
@@ -221,7 +222,8 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
     data: Any = run.data()  # its class depends on the task
     for changed in changed_data(run.workdir, data, splits):  # raises an error if files of a split are missing
         log.warning('the data differs from the data on which the run was trained: %s', changed)
-    for split in filter(data.held_out, splits):
+    doubtful = [split for split in splits if data.held_out(split) and not is_unchanged(run.workdir, data, split)]
+    for split in doubtful:
         for changed in changed_data(run.workdir, data, ['train']):
             log.warning('the training data differs from the data on which the run was trained: %s. The %s split is '
                         'held out from the training data, so it may have changed, too, and may contain examples on '

@@ -264,6 +264,9 @@ def _read_scores(path: Path) -> dict[str, Any]:
 def recorded_sweep(directory: Path) -> dict[str, Any]:
     """Reads sweep.json of a directory, and converts its options to the current version.
 
+    The result also has 'configs': {name of the run: all options}. A run's config is converted as a whole, because the
+    conversion of an option may depend on other options.
+
     Raises:
       UserError: if the file is damaged.
     """
@@ -275,10 +278,11 @@ def recorded_sweep(directory: Path) -> dict[str, Any]:
         raise UserError(f'{path} is damaged: it has no config or no runs. {advice}')
     try:
         sweep |= {'config': upgraded(config, version),
-                  'runs': {name: renamed(overrides, version) for name, overrides in runs.items()}}
-        for overrides in runs.values():
+                  'runs': {name: renamed(overrides, version) for name, overrides in runs.items()},
+                  'configs': {name: upgraded(config | overrides, version) for name, overrides in runs.items()}}
+        for options in sweep['configs'].values():
             whole = base.get_config()
-            whole.update_from_flattened_dict(upgraded(config | overrides, version))
+            whole.update_from_flattened_dict(options)
             check_config(whole)
     except (UserError, OverflowError) as error:
         raise UserError(f'{path} is damaged: {error}. {advice}') from None
@@ -386,7 +390,7 @@ def _runs_of_sweep(directory: Path) -> list[RunRecord]:
         failed = directory / LOGS / f'{name}.failed'
         records.append(RunRecord(
             name, directory / name, {option: value for option, value in overrides.items() if option in varied},
-            sweep['config'] | overrides, read_curves(directory / name),
+            sweep['configs'][name], read_curves(directory / name),
             read_results(directory / name, skip_damaged=True),
             failed.read_text(encoding='utf-8', errors='replace').strip() if failed.exists() else ''))
     return records

@@ -182,7 +182,7 @@ def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
 def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) -> str:
     """Returns a description of the settings on which a metric depends, or '' if the metric depends on no setting."""
     if metric in SEARCHED:
-        return {'beam': f'beam {beam}', 'sample': 'sampled'}.get(method, method)
+        return {'beam': f'beam {beam}', 'mbr': f'mbr, beam {beam}', 'sample': 'sampled'}.get(method, method)
     if metric == 'loss':
         return smoothing
     return 'teacher forcing' if is_used('eval.method', run.config) else ''  # in contrast to metrics of search outputs

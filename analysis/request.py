@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.options import choices, flatten, is_used
+from configs.options import BEAM_METHODS, choices, flatten, is_used
 from configs.tasks import TASKS
 from runtime.errors import UserError
 from runtime.files import check_file, check_folder, expanded
@@ -211,7 +211,7 @@ class Request:
         if self.score and answerer == 'generator' and self.search.get('extra_length') is not None:
             raise UserError('--extra_length has no effect on the --score of a language model, which scores whole '
                             'texts. Remove the flag')
-        uses_alpha = not self.score and (self.search.get('method') or run.config.decode.method) == 'beam'
+        uses_alpha = not self.score and (self.search.get('method') or run.config.decode.method) in BEAM_METHODS
         if self.search.get('alpha') is not None and not (uses_alpha or self.format == 'jsonl' or self.explain):
             raise UserError('--alpha has no effect on this output: without beam search, only the scores in '
                             '--format=jsonl and --explain use it. Remove the flag')

@@ -59,7 +59,8 @@ MOST_TOKENS = 100_000_000  # maximum number of tokens in a batch
 SEED, COUNT, SOME = Between(0, 2 ** 32 - 1), Between(0, MOST_STEPS), Between(1, MOST_STEPS)
 FRACTION, TEXT, FILE, SWITCH = Fraction(), Text(), Text(file=True), Switch()
 NAMES = Text(file=True, names=True)
-METHODS = OneOf(('beam', 'greedy', 'sample'))
+BEAM_METHODS = 'beam', 'mbr'  # the search methods that use beam search
+METHODS = OneOf((*BEAM_METHODS, 'greedy', 'sample'))
 AXIS = Between(-1, 1_000_000)
 AXES = ('data', 'fsdp', 'tensor')  # the axes of the mesh, as in config.parallel
 DROPOUTS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dropout', 'model.word_dropout',
@@ -346,12 +347,13 @@ OPTIONS = (
     Option('track.mlflow', '', "experiment in MLflow that also gets the metrics; '': none", TEXT, resume=''),
 
     # Defaults of decode.py and of the evaluation.
-    Option('decode.method', 'beam', 'search method', METHODS, SEARCH, resume=''),
+    Option('decode.method', 'beam', "search method; 'mbr' (minimum Bayes risk) returns the hypothesis of a beam search "
+           'that has the best expected chrF', METHODS, SEARCH, resume=''),
     Option('decode.beam', 4, 'number of hypotheses per sentence', Between(1, 1000), SEARCH, resume=OTHER_SEARCH),
     Option('decode.alpha', 0.6, 'exponent of the length penalty ((5 + |Y|) / 6)^alpha', Between(-10, 10), SEARCH,
            resume=OTHER_SEARCH),
-    Option('decode.patience', 0.0, 'beam: stop at round(beam x patience) ended hypotheses; 0: stop when no unfinished '
-           'hypothesis can win', Between(0, 1000), SEARCH, resume=OTHER_SEARCH),
+    Option('decode.patience', 0.0, 'beam, mbr: stop at round(beam x patience) ended hypotheses; 0: stop when no '
+           'unfinished hypothesis can win', Between(0, 1000), SEARCH, resume=OTHER_SEARCH),
     Option('decode.extra_length', 50, 'translation: maximum number of tokens beyond the length of the source; '
            'language_model: number of tokens to generate', Between(0, 100_000), SEARCH, resume=OTHER_SEARCH),
     Option('decode.batch_size', 128, 'number of sentences or examples in a batch', Between(1, 100_000), resume=''),

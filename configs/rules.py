@@ -79,7 +79,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('model.position', model.position == 'rotary', d_k % 2 == 0,
              f'needs an even d_k, because rotary positions turn pairs of numbers, but d_k={d_k}'),
         Rule('model.rotary_scaling', model.rotary_scaling != 'none', model.rotary_factor != 1,
-             'has no effect with rotary_factor=1. Set rotary_factor, or set rotary_scaling to none'),
+             'has no effect with rotary_factor=1. Set rotary_factor above 1, or set rotary_scaling to none'),
         Rule('model.attention_kernel', fused, not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
              'needs score=scaled_dot or dot, and attention_dropout=0. Use auto'),
         Rule('model.attention_kernel', fused, d_k == d_v,
@@ -127,7 +127,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              f'must not be combined with r_drop={train.r_drop}, because each adds a second pass. Set one option to 0'),
         Rule('train.simcut', train.simcut > 0, any(values[name] for name in ('train.cutoff', *DROPOUTS)),
              'needs train.cutoff or dropout, because without them both passes are equal. Set train.cutoff, or set '
-             'simcut to 0'),
+             f'simcut to 0 and cutoff to its default, {DEFAULTS["train.cutoff"]}'),
         needs('train.cutoff', 'train.simcut'),
         Rule('data.mixup', data.mixup > 0, not train.r_drop,
              f'must not be combined with train.r_drop={train.r_drop}. Set one option to 0'),

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 from typing_extensions import override
 
+from configs.options import BEAM_METHODS
 from inference.forced import Forced
 from inference.inputs import Begin, SearchInput, checked_texts
 from inference.options import SAMPLING, SearchOptions, search_options
@@ -296,7 +297,7 @@ class Generator(SearchModel):
         Raises:
           UserError: if a search with several hypotheses would exceed one window.
         """
-        one_way = options.n_best == 1 and options.method != 'beam'
+        one_way = options.n_best == 1 and options.method not in BEAM_METHODS
         if not one_way and options.extra_length >= self.context:
             raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, because beam '
                             'search and n_best>1 use only one window of the model. Decrease extra_length')

@@ -7,13 +7,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs.options import METHODS, SEARCH_NUMBERS
+from configs.options import BEAM_METHODS, METHODS, SEARCH_NUMBERS
 from inference.constraints import checked_phrases
 from runtime.errors import UserError
 
-# {option: the method that uses it}. Every method uses the remaining options.
-ONLY_FOR = {'beam': 'beam', 'patience': 'beam', 'temperature': 'sample', 'top_k': 'sample', 'top_p': 'sample',
-            'seed': 'sample'}
+# {option: the methods that use it}. Every method uses the remaining options.
+ONLY_FOR = dict.fromkeys(('beam', 'patience'), BEAM_METHODS) | dict.fromkeys(
+    ('temperature', 'top_k', 'top_p', 'seed'), ('sample',))
 HINTS = {'temperature': '; for the most probable token, use method=greedy', 'top_k': '; 0 keeps every token'}
 
 
@@ -47,14 +47,14 @@ class SearchOptions:
             if not holds:
                 raise UserError(message)
 
-        require(self.method in METHODS.choices, f'method={self.method!r} must be beam, greedy or sample')
+        require(self.method in METHODS.choices, f'method={self.method!r} must be one of {", ".join(METHODS.choices)}')
         for name, bounds in SEARCH_NUMBERS.items():
             value, whole = getattr(self, name), isinstance(getattr(SearchOptions, name), int)
             require(isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool),
                     f'{name}={value!r} must be {"a whole number" if whole else "a number"}')
             problem = bounds.problem(getattr(self, name))
             require(not problem, f'{name}={value} {problem}{HINTS.get(name, "")}')
-        require(self.method != 'beam' or self.n_best <= self.beam,
+        require(self.method not in BEAM_METHODS or self.n_best <= self.beam,
                 f'n_best={self.n_best} must be at most beam={self.beam}. Increase beam')
         require(self.method != 'greedy' or self.n_best == 1,
                 'greedy search has one result. Use n_best=1 or method=beam')
@@ -74,7 +74,8 @@ def search_options(config: ConfigDict, **changes) -> SearchOptions:
     changed = {name: value for name, value in changes.items() if value is not None}
     options = SearchOptions(**(dict(config.decode) | changed))
     for name, value in changed.items():
-        if (method := ONLY_FOR.get(name, options.method)) != options.method:
-            raise UserError(f'{name}={value} has no effect with method={options.method}. Use method={method}, or '
+        methods = ONLY_FOR.get(name, (options.method,))
+        if options.method not in methods:
+            raise UserError(f'{name}={value} has no effect with method={options.method}. Use method={methods[0]}, or '
                             f'remove {name}')
     return options

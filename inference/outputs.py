@@ -18,7 +18,7 @@ class Hypothesis:
       log_prob: the model's log-probability of the tokens and, if `ended` is true, of the end token. Teacher forcing
         gives the same number.
       score: log_prob / ((5 + length) / 6)^alpha. `length` is the number of tokens whose log-probabilities are in
-        `log_prob`. Hypotheses are ranked by score.
+        `log_prob`. Hypotheses are ranked by score, or by expected chrF with method='mbr' (inference/minimum_risk.py).
       ended: whether an end token follows the tokens. A continuation that reached its length limit has no end token.
     """
     text: str

@@ -285,8 +285,13 @@ class Run:
                 for output, _ in self.model.examples(data, name, DOCUMENTS, self.options)]
 
     def data(self) -> Data:
-        """Opens the data on which the run was trained, with the tokenizers of the run."""
-        return open_data(self.config, self.workdir)
+        """Opens the data on which the run was trained, with the tokenizers of the run.
+
+        The batches have no gold links: guided alignment reads them only in training.
+        """
+        config = self.config.copy_and_resolve_references()
+        config.train.guided_alignment = 0.0
+        return open_data(config, self.workdir)
 
     def _prepared(self, inputs: Any) -> Any:
         """Returns inputs for `inspect`: raw images or series in the encoding of the training inputs, or texts."""

@@ -17,12 +17,14 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
 
+from configs.options import BEAM_METHODS
 from inference import search
 from inference.arriving import PAUSE, Arriving
 from inference.batches import Batch, BatchSearch, find_in_threads, rows_per_thread, threads_for
 from inference.constraints import Automaton, begin_words, join_words
 from inference.forced import Forced, forced_log_probs
 from inference.inputs import Begin, SearchInput
+from inference.minimum_risk import by_expected_chrf
 from inference.options import SearchOptions
 from inference.options import search_options as search_options  # for notebooks of earlier versions
 from inference.outputs import Hypothesis, Output, TokenProbability
@@ -215,7 +217,8 @@ class SearchModel(TextModel):
                  begins: Sequence[Begin] | None = None) -> list[list[Hypothesis]]:
         """Returns the hypotheses for each tokenised source, best first. `find` explains the arguments."""
         threads = threads_for(options.batch_size)
-        share = dataclasses.replace(options, batch_size=rows_per_thread(options.batch_size, threads, len(sources)))
+        share = dataclasses.replace(options, batch_size=rows_per_thread(options.batch_size, threads, len(sources)),
+                                    n_best=options.beam if options.method == 'mbr' else options.n_best)
         self.automaton(options)  # built once, before the threads start
 
         def find(rows: Sequence[int]) -> search.Hypotheses:
@@ -226,13 +229,15 @@ class SearchModel(TextModel):
         batches = self._batched(sources, share)
         for rows, hypotheses in zip(batches, find_in_threads(find, batches, threads), strict=True):
             for index, row in enumerate(rows):
-                results[row] = [self._hypothesis(hypotheses, index, rank) for rank in range(options.n_best)
+                results[row] = [self._hypothesis(hypotheses, index, rank) for rank in range(share.n_best)
                                 if hypotheses.scores[index, rank] > search.IMPOSSIBLE]
         if not all(results):
             finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self.params))
             infinite = 'logits' if finite else 'parameters and logits'
             raise UserError(f'{self.name}: the search finds no output, because the {infinite} are NaN or infinite. '
                             'Use another --checkpoint, or train again with a lower learning rate')
+        if options.method == 'mbr':
+            results = [by_expected_chrf(hypotheses)[:options.n_best] for hypotheses in results]
         return results
 
     def _batched(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[int]]:
@@ -241,17 +246,19 @@ class SearchModel(TextModel):
         Inputs of similar length are in the same batch, because they need less padding and end at about the same step.
         The longest inputs come first. Otherwise one thread would still work on them when the other threads are idle.
         """
-        order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
-        if len(order) <= options.batch_size:
-            return [order]
-        # In several batches, all inputs of a batch are padded to the same width. So a few long inputs form a small
-        # batch, which needs few programs, instead of making a full batch wider.
         def width(row: int) -> int:
             return self._width(len(self._search_input(sources[row], options).encoded))
 
-        groups = [list(rows) for _, rows in itertools.groupby(order, width)]
-        return [rows[begin:begin + options.batch_size] for rows in groups
-                for begin in range(0, len(rows), options.batch_size)]
+        def slices(rows: Sequence[int]) -> list[list[int]]:
+            return [list(rows[begin:begin + options.batch_size]) for begin in range(0, len(rows), options.batch_size)]
+
+        order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
+        mixed = slices(order)
+        # If there are several batches, all inputs of a batch are padded to the same width. So a few long inputs form a
+        # small batch, which needs few programs, instead of making a full batch wider. But inputs of many widths, such
+        # as prompts, would form many small batches. So there may be at most two batches more than without this rule.
+        of_one_width = [rows for _, group in itertools.groupby(order, width) for rows in slices(list(group))]
+        return of_one_width if len(mixed) > 1 and len(of_one_width) <= len(mixed) + 2 else mixed
 
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
              draw: int = 0, limits: Sequence[int] | None = None,
@@ -295,7 +302,7 @@ class SearchModel(TextModel):
     def _settings(self, max_length: int, options: SearchOptions) -> search.Search:
         max_length = min(2 ** (max_length - 1).bit_length(), self.module.length_limit or max_length)
         common = {'vocabulary': VOCABULARY, 'max_length': max_length, 'alpha': options.alpha, 'cut': self.cut}
-        if options.method == 'beam':
+        if options.method in BEAM_METHODS:
             return search.Beam(**common, beam=options.beam, n_best=options.n_best, patience=options.patience)
         return search.Sample(**common, num_samples=options.n_best, top_k=options.top_k, top_p=options.top_p,
                              temperature=options.temperature if options.method == 'sample' else 0.0)

@@ -366,12 +366,11 @@ def _changed_name(before: InputFormat, now: InputFormat) -> str | None:
     """Returns the first class, channel or target whose name differs between a run and the data, for a message.
 
     A name is compared only if both the run and the data have one. Arrays and runs of earlier versions have no names of
-    channels. Targets without names are called 0, 1, ...
+    channels.
     """
-    unnamed = tuple(map(str, range(len(now.targets))))
-    targets = ((), ()) if unnamed in (before.targets, now.targets) else (before.targets, now.targets)
     for kind, old_names, new_names in (('class', before.classes or (), now.classes or ()),
-                                       ('channel', before.channels, now.channels), ('target', *targets)):
+                                       ('channel', before.channels, now.channels),
+                                       ('target', before.target_names, now.target_names)):
         for index, (old, new) in enumerate(zip(old_names, new_names, strict=False)):
             if old != new:
                 return f'{kind} {index} is {new!r}, but it is {old!r}'

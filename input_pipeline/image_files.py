@@ -142,7 +142,7 @@ def read_images(paths: Sequence[Path], channels: int,
 
 @functools.cache
 def _all_grey(folder: Path) -> bool:
-    """Returns whether all images of the classes in a folder are greyscale. Only the headers of the files are read."""
+    """Returns whether all images of the classes in a folder are greyscale. The images are not decoded."""
     return all(_opened(path).mode in GREY for path, _ in _paths_and_classes(folder))
 
 
@@ -154,8 +154,7 @@ def _opened(path: Path) -> Image.Image:
     """
     with _reading(path):
         image = Image.open(path)
-        # Many cameras add previews to a photo. Pillow calls such a file MPO, and its first image is the photo.
-        count, deep = 1 if image.format == 'MPO' else getattr(image, 'n_frames', 1), _is_deep(image)
+        count, deep = _count(image), _is_deep(image)
     if count > 1:
         raise UserError(f'{path} contains {count} images (pages or frames), but a file must contain one image. Save '
                         'the images that you need as separate files')
@@ -163,6 +162,19 @@ def _opened(path: Path) -> Image.Image:
         raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert the image to 8 '
                         'bits, or write the images to an .npz file')
     return image
+
+
+def _count(image: Any) -> int:
+    """Returns the number of images in a file. Smaller versions of the first image do not count."""
+    if image.format == 'MPO':  # a photo, to which the camera has added previews
+        return 1
+    count = frames = getattr(image, 'n_frames', 1)
+    if image.format == 'TIFF':
+        for frame in range(1, frames):
+            image.seek(frame)
+            count -= image.tag_v2.get(ExifTags.Base.NewSubfileType, 0) & 1  # the bit of reduced-resolution versions
+        image.seek(0)
+    return count
 
 
 def _is_deep(image: Any) -> bool:

@@ -63,6 +63,11 @@ class InputFormat:
         """Whether the model gets a mask of the steps that have values."""
         return self.padded or self.missing
 
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names of the values; () if they have no names. Then `targets` are the numbers '0', '1', ..."""
+        return () if self.targets == tuple(map(str, range(len(self.targets)))) else self.targets
+
     def arguments(self, raw: Num[np.ndarray, 'examples *space channels']) -> dict[str, np.ndarray]:
         """Returns the arguments of the model by name. `raw` is a result of `prepare`.
 

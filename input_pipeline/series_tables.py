@@ -235,7 +235,8 @@ def _targets(firsts: Sequence[Row], column: str, path: Path, only: bool) -> np.n
     if not all(numbers):
         index = numbers.index(False)
         rule = (f', but {sum(numbers)} of {len(texts)} targets are numbers. Use only numbers, or only names of classes'
-                if only else '. If a series has several targets, all of them must be numbers')
+                if only else '. Several targets must be numbers (task=regression). For classification, keep one column '
+                'of targets')
         raise UserError(f'{path}:{firsts[index].line}: {column} is {texts[index]!r}, not a number{rule}')
     return np.array([_number(text, f'{path}:{row.line}: {column}', '. Each series needs a target')
                      for row, text in zip(firsts, texts, strict=True)])

@@ -149,19 +149,21 @@ def _reads_text(task: str) -> bool:
 def _outputs_differ(path: Path, parent_task: str, data: Data, task: str) -> bool:
     """Returns True if the two runs have different outputs, for images and series.
 
-    If so, logs the outputs of both runs, because the output layer of the other run cannot be used.
+    If so, logs the outputs of both runs, because the output layer of the other run cannot be used. The names of values
+    are compared only if both runs have names.
     """
-    old, new = _outputs(read_sizes(path, parent_task), parent_task), _outputs(data.sizes, task)
-    if old == new:
+    before, now = InputFormat.of(read_sizes(path, parent_task)), InputFormat.of(data.sizes)
+    (kind, old), (new_kind, new) = _outputs(before, parent_task), _outputs(now, task)
+    unnamed = kind == 'values' and not (before.target_names and now.target_names)
+    if kind == new_kind and (len(old) == len(new) if unnamed else old == new):
         return False
     log.info('the head starts with random values, because the outputs differ: %s in %s, %s in this run',
-             _described(*old), path, _described(*new))
+             _described(kind, old), path, _described(new_kind, new))
     return True
 
 
-def _outputs(sizes: Mapping[str, Any], task: str) -> tuple[str, tuple[str, ...]]:
+def _outputs(form: InputFormat, task: str) -> tuple[str, tuple[str, ...]]:
     """Returns what the output layer predicts ('classes', 'values', or 'channels' of a forecast), and their names."""
-    form = InputFormat.of(sizes)
     if TASKS[task].data == 'series':
         return 'channels', form.channels
     return ('values', form.targets) if form.classes is None else ('classes', form.classes)

@@ -346,7 +346,8 @@ def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
     """Returns one message for each split with changed data, such as 'train: train.en, train.de' (the changed files).
 
     The messages also name files that are no longer read: they are missing, or they are hidden files, which earlier
-    versions read. The data of a file or a folder is unchanged if only its name has changed.
+    versions read. The data of a file or a folder is unchanged if only its name has changed. Gold links are compared
+    only if `data` reads them, for guided alignment.
     """
     path = workdir / KEPT / FINGERPRINTS
     saved = read_json(path, RESTORE)
@@ -355,6 +356,8 @@ def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
         if not isinstance(saved.get(split, {}), dict):
             raise UserError(f'{path} is damaged: {split} is not a JSON object. {RESTORE}')
         current = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
+        if 'links' not in current:
+            saved.get(split, {}).pop('links', None)
         if split in saved and _without_names(current) != _without_names(saved[split]):
             before, now = _files(saved[split]), _files(current)
             digests, kept = [digest for _, digest in before], [value for file in now for value in file]
@@ -363,6 +366,11 @@ def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
             more = f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''
             changed.append(f'{split}: {", ".join(names[:MOST_NAMES]) + more or "its text"}')
     return changed
+
+
+def is_unchanged(workdir: Path, data: Data, split: str) -> bool:
+    """Returns whether a run has the fingerprint of a split, and the data of the split is unchanged."""
+    return split in read_json(workdir / KEPT / FINGERPRINTS, RESTORE) and not changed_data(workdir, data, [split])
 
 
 def _arrays(objective: Objective) -> dict[str, list[int]]:

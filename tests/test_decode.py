@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -343,33 +344,55 @@ def test_references_longer_than_a_translation_are_scored_in_their_buckets(scorin
     assert -2 * bucket['scores']['log_prob'][0] / tokens == pytest.approx(np.log(results['perplexity']), rel=1e-5)
 
 
+@pytest.fixture
+def score_held_out(cache, tmp_path, monkeypatch, caplog):
+    """A function that writes a table and scores a split that is held out from it. Returns the log and the data.
+
+    The first table is the data on which the run was trained.
+    """
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    monkeypatch.setattr(answering, 'score_split', lambda *arguments: {})
+
+    def score(name, file, lines, options, split):
+        path, kept, config = tmp_path / file, tmp_path / 'run/data/fingerprints.json', recipe(name)
+        place = {'data.file': str(path)} if name == 'co2_forecast' else {'data.dir': str(tmp_path)}
+        config.update_from_flattened_dict({'cache_dir': str(cache), 'data.source': 'files', **place, **options})
+        path.write_text('\n'.join(lines) + '\n')
+        data: Any = open_data(config)
+        if not kept.exists():
+            kept.parent.mkdir(parents=True)
+            kept.write_text(json.dumps({each: data.fingerprint(each) for each in ('train', 'validation')}))
+        run: Any = types.SimpleNamespace(workdir=tmp_path / 'run', data=lambda: data)
+        caplog.clear()
+        answering.score_splits(Request(split=split), run, [split], SearchOptions(), None)
+        return caplog.text, data
+
+    return score
+
+
 @pytest.mark.parametrize('name, file, header, row, options', [
     ('demo', 'train.tsv', '', '{0}\t{1}', {'data.tokenizer.kind': 'char'}),
     ('stdlib_lm', 'train.txt', '', '{0} {1}', {'data.tokenizer.kind': 'char', 'data.documents': 'line'}),
     ('pendulum', 'train.csv', 'series,x,target', '{0},{0},{1}', {}),
     ('co2_forecast', 'train.csv', 'x', '{1}', {'data.context': 4, 'data.horizon': 2, 'data.season': 1}),
 ])
-def test_a_test_split_that_is_held_out_from_changed_training_data_is_warned_of(name, file, header, row, options, cache,
-                                                                              tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
-    monkeypatch.setattr(answering, 'score_split', lambda *arguments: {})
-    path, kept, config = tmp_path / file, tmp_path / 'run/data/fingerprints.json', recipe(name)
-    place = {'data.file': str(path)} if name == 'co2_forecast' else {'data.dir': str(tmp_path)}
-    config.update_from_flattened_dict({'cache_dir': str(cache), 'data.source': 'files', **place, **options})
-    kept.parent.mkdir(parents=True)
-
+def test_a_test_split_that_is_held_out_from_changed_training_data_is_warned_of(name, file, header, row, options,
+                                                                              score_held_out):
     def warnings(count):
         lines = [header] * bool(header) + [row.format(number, number ** 2) for number in range(count)]
-        path.write_text('\n'.join(lines) + '\n')
-        data = open_data(config)
-        if not kept.exists():
-            kept.write_text(json.dumps({split: data.fingerprint(split) for split in ('train', 'validation')}))
-        run = types.SimpleNamespace(workdir=tmp_path / 'run', data=lambda: data)
-        answering.score_splits(Request(split='test'), run, ['test'], SearchOptions(), None)
-        return caplog.text
+        return score_held_out(name, file, lines, options, 'test')[0]
 
     assert 'may contain examples' not in warnings(60)
     assert re.search(rf'trained: {file}.*\. The test split is held out .* may contain examples', warnings(90))
+
+
+def test_an_unchanged_split_that_is_held_out_from_changed_training_data_is_not_warned_of(score_held_out):
+    """A target of a training example changes. The run has a fingerprint of the validation split, but not of 'test'."""
+    lines = ['series,x,target', *(f'{number},{number},{number ** 2}' for number in range(60))]
+    _, data = score_held_out('pendulum', 'train.csv', lines, {}, 'validation')
+    lines[1 + int(data.arrays.inputs('train')[0, 0, 0])] += '1'
+    assert 'differs' not in score_held_out('pendulum', 'train.csv', lines, {}, 'validation')[0]
+    assert 'may contain examples' in score_held_out('pendulum', 'train.csv', lines, {}, 'test')[0]
 
 
 def test_a_missing_training_split_is_told_before_a_split_is_translated(scoring):

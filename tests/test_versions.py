@@ -168,6 +168,16 @@ def test_a_sweep_of_an_earlier_version_is_read_with_the_options_of_today(tmp_pat
     assert sweep['runs'] == {'one': {'train.smoothing': 0.0}}
 
 
+def test_each_config_of_a_sweep_of_an_earlier_version_is_converted_as_a_whole(tmp_path):
+    """The recipe alone has a factor of 1, with which the scaling has no effect."""
+    (tmp_path / 'sweep.json').write_text(json.dumps({
+        'version': 5, 'config': {'model.position': 'rotary', 'model.rotary_scaling': 'linear'},
+        'runs': {f'rotary_factor={factor}': {'model.rotary_factor': factor} for factor in (1.0, 2.0, 4.0)}}))
+    runs = load_runs(tmp_path)
+    assert [run.config['model.rotary_factor'] for run in runs] == [1.0, 2.0, 4.0]
+    assert [run.config['model.rotary_scaling'] for run in runs] == ['none', 'linear', 'linear']
+
+
 @pytest.mark.parametrize('changes, message', [
     ({'version': 99}, 'the config has version 99, but this program supports versions 1 to '),
     ({'version': '2'}, "the config has version '2'"),

@@ -72,7 +72,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     config = model.config
     if other := config.train.init_from:
         raise UserError(f'config.train.init_from={other!r}: cannot be set in an import, because the weights come from '
-                        '--from. Remove it')
+                        '--from. Use another --config, or add --config.train.init_from= (nothing after =)')
     for option in 'frozen', 'lora_rank':
         if value := config.train[option]:
             raise UserError(f'config.train.{option}={value!r}: cannot be set in an import. Import the model first, and '

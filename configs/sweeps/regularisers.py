@@ -7,7 +7,8 @@ The first setting has no regulariser. A regulariser that the recipe uses has the
 other regularisers are from papers about small data. All settings make the same total number of forward passes. R-Drop
 and SimCut make two forward passes in each step, so a run with R-Drop or SimCut has half as many steps. If a run keeps a
 moving average of the parameters, the average is evaluated. `decode.py --checkpoint=raw:best` scores the parameters
-themselves. If the recipe has no dropout, no setting has only R-Drop, because R-Drop needs dropout.
+themselves. If the recipe has no dropout, no setting has only R-Drop, because R-Drop needs dropout. Without
+train.cutoff, SimCut also needs dropout.
 """
 
 from configs.options import DEFAULTS, DROPOUTS, flatten, is_used
@@ -38,7 +39,8 @@ def get_sweep(config):
         return {option: value for option, value in overrides.items() if value != values[option]}
 
     dropout = any(values[option] for option in DROPOUTS if option not in STRENGTHS)
-    alone = [option for option in used if option != 'train.r_drop' or dropout]
+    needs_dropout = {'train.r_drop'} if values['train.cutoff'] else TWO_PASSES
+    alone = [option for option in used if dropout or option not in needs_dropout]
     together = [option for option in used if option != 'train.simcut']  # SimCut cannot be combined with R-Drop
     # The runs are ordered by seed, so that an interrupted sweep still compares all settings, but with fewer seeds.
     return product(seeds(3), [only(), *map(only, alone), only(*together)])

@@ -13,6 +13,8 @@ def recipe(content, *says):
 
 
 MINE = 'class Mine({}):\n'
+WARMUP = ('--config={root}/configs/digits_vit.py --config.train.steps=50 --config.optimizer.warmup=60 '
+          '--workdir={here}/old ')
 BASE = 'from configs import base\n\ndef get_config():\n    config = base.get_config()\n'
 
 QUICK = [
@@ -177,6 +179,11 @@ QUICK = [
     Case('--config={root}/configs/demo.py --workdir={here}/loop/run', '{here}/loop/run', {'loop': LOOP}),
     Case('--config={root}/configs/demo.py --workdir=~nobody_of_this_name/run', '~nobody_of_this_name/run'),
     Case('--config={root}/configs/demo.py --workdir={here}/old', '{here}/old', {'old/thesis.tex': 'precious'}),
+    # A warm-up that is too long is an error in a new run, but not in a run that exists
+    *(Case(WARMUP + more, 'config.optimizer.warmup=60: must be below train.steps=50')
+      for more in ('', '--print_config')),
+    Case(WARMUP, '{here}/old/config.json is damaged', {'old/config.json': '{'}),
+    Case(WARMUP + '--print_config', 'optimizer.warmup=60', {'old/config.json': '{'}, status=0),
     # Recipes
     recipe('def get_config(:\n', 'recipe.py:1: SyntaxError'),
     recipe('\n\n  x = 1\n y = 2\n', 'recipe.py:'),

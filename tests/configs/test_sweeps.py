@@ -148,3 +148,8 @@ def test_each_regulariser_is_alone_whatever_the_recipe_has():
             recipe.train.steps * (2 if changed else 1)}
     alone = [run for run in sweep.get_sweep(rnnsearch_demo.get_config()) if run['seed'] == 0]
     assert not any('model.layer_dropout' in run for run in alone) and {'model.word_dropout': 0.1, 'seed': 0} in alone
+    for cutoff in 0.0, 0.2:  # without the recipe's dropout
+        config.update_from_flattened_dict({'model.dropout': 0.0, 'train.cutoff': cutoff})
+        runs = map(flatten, every_of(sweep.get_sweep(config), config))
+        on = [{option for option in sweep.STRENGTHS if run[option]} for run in runs]
+        assert {'train.r_drop'} not in on and ({'train.simcut'} in on) == (cutoff > 0)

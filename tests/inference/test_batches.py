@@ -201,6 +201,16 @@ def test_the_sentences_of_a_batch_have_the_same_padded_length_if_there_are_sever
     assert found[0] == [4, 2] and [len(rows) for rows in found] == [2, 8, 8, 7]
     assert sorted(row for rows in found for row in rows) == list(range(25))
     assert [len(rows) for rows in model._batched(sources[:8], SearchOptions(batch_size=8))] == [8]
+    prompts = [[4] * (1 + 7 * number) for number in range(129)]  # of 29 padded lengths
+    assert [len(rows) for rows in model._batched(prompts, SearchOptions(batch_size=128))] == [128, 1]
+
+
+def test_without_sentences_there_is_no_search(monkeypatch):
+    module = RNNSearch(SIZE, SIZE, d_model=8, d_hidden=8)
+    model = Translator(module, {}, dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
+    monkeypatch.setattr(model, 'find', None)
+    assert model._batched([], SearchOptions(batch_size=8)) == []
+    assert [output.text for output in model.translate(['', ' '])] == ['', '']
 
 
 @pytest.mark.slow

@@ -150,6 +150,15 @@ def test_a_photo_with_a_preview_in_the_same_file_is_one_image(tmp_path):
     assert read(tmp_path, validation_share=0.0)[0].shape == (1, 5, 4, 3)
 
 
+def test_smaller_versions_of_an_image_in_the_same_tiff_file_are_not_read(tmp_path):
+    smaller = Image.fromarray(255 - COLOUR[:2, :2])
+    smaller.encoderinfo = {'tiffinfo': {ExifTags.Base.NewSubfileType: 1}}
+    save_image(tmp_path / 'train/a/x.tiff', COLOUR, save_all=True, append_images=[smaller])
+    with Image.open(tmp_path / 'train/a/x.tiff') as image:
+        assert getattr(image, 'n_frames', 1) == 2
+    np.testing.assert_array_equal(read(tmp_path, validation_share=0.0)[0], [COLOUR])
+
+
 def test_a_colour_image_among_greyscale_images_is_refused(tmp_path):
     save_image(tmp_path / 'train/a/x.png', COLOUR[..., 0])
     save_image(tmp_path / 'test/a/x.png', COLOUR)

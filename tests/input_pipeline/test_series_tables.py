@@ -72,7 +72,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     (['series,date,x,target', 'a,2024-01-31,1,0'], r"train\.csv:2: date is '2024-01-31', not a number.*name it time"),
     (['series,x,target', 'a,1,cat', 'b,2,'], r'train\.csv:3: the cell of column target is empty\. Each series needs a'),
     (['series,x,target_a,target_b', 'a,1,2,cat'],
-     r"train\.csv:2: target_b is 'cat', not a number\. If a series has several targets, all of them must be numbers"),
+     r"target_b is 'cat', not a number\. Several targets must be numbers \(task=regression\)\. For classification, k"),
     (['series,x,target\ra,1,0\rb,2,1'], r'train\.csv:1: lines end with carriage returns.* Save the file as CSV \(UTF'),
     (['series;x;target', 'a;1;0'], r"train\.csv:1: the columns are separated by ';'\. Separate them by commas"),
     (['series\tx\ttarget', 'a\t1\t0'], r"train\.csv:1: the columns are separated by '\\t'\. Separate them by commas"),

@@ -214,7 +214,8 @@ def test_finite_weights_whose_logits_overflow_are_not_imported(name, array, tmp_
                              "--config.train.frozen='*embedding'"),
     ('lora_rank', 8, '. Import the model first, and then train it with --config=configs/fine_tune.py:{}/run '
                      '--config.train.lora_rank=8'),
-    ('init_from', 'runs/a', ', because the weights come from --from. Remove it')])
+    ('init_from', 'runs/a', ', because the weights come from --from. Use another --config, or add '
+                            '--config.train.init_from= (nothing after =)')])
 def test_a_model_is_not_imported_with_adapters_frozen_parts_or_other_parameters(option, value, reason, tmp_path):
     write_small('llama', tmp_path / 'model')
     recipe = configs.recipe('stdlib_lm')

@@ -1,9 +1,11 @@
 """Guided alignment: its loss in NumPy, its links in batches, and what is refused."""
 
 import functools
+import json
 import re
 import sys
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import pytest
 
 from configs import base
 from configs.checks import config_problems
+from inference.run import Run
 from input_pipeline import builtin
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
@@ -21,6 +24,7 @@ from input_pipeline.tokenizer import EOS, train_tokenizer
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
 from model.places import place
+from run_directory.workdir import changed_data
 from tests.model.small_transformer import SOURCE, TARGET, transformer
 from tests.training.test_objective import SMOOTHED
 from training.objective import guided, guided_head, r_drop
@@ -113,6 +117,17 @@ def test_batches_link_the_tokens_of_linked_words(folder, tmp_path):
     plain = open_data(config_of(folder, tmp_path, train__guided_alignment=0.0))
     assert 'links' not in plain.plan('train').batch(0)
     assert data.fingerprint('train') != plain.fingerprint('train')
+
+
+def test_a_run_is_scored_without_the_links_of_its_training(folder, tmp_path):
+    data = open_data(config_of(folder, tmp_path))
+    data.keep(tmp_path / 'run/data')
+    (tmp_path / 'run/data/fingerprints.json').write_text(json.dumps({'train': data.fingerprint('train')}))
+    run: Any = types.SimpleNamespace(config=config_of(folder, tmp_path), workdir=tmp_path / 'run')
+    (folder / 'train.align').unlink()
+    assert changed_data(run.workdir, Run.data(run), ['train']) == []
+    (folder / 'train.en').write_text('one\n' * len(PAIRS))
+    assert changed_data(run.workdir, Run.data(run), ['train']) == ['train: train.en']
 
 
 def test_the_built_in_corpus_has_links(monkeypatch):

@@ -156,6 +156,19 @@ def test_a_forecaster_keeps_its_head_with_another_horizon_but_not_with_other_cha
         assert initial._outputs_differ(Path('run'), 'forecasting', mock.Mock(sizes=data), 'forecasting') == differ
 
 
+@pytest.mark.parametrize('old, new, differ', [
+    (['0'], ['height'], False), (['0', '1'], ['b', 'a'], False), (['a', 'b'], ['0', '1'], False),
+    (['0', '1'], ['height'], True), (['a', 'b'], ['b', 'a'], True), (['a'], ['b'], True)])
+def test_values_without_names_do_not_change_the_head(old, new, differ, monkeypatch):
+    """A run of an earlier version has no name for the single value of a table."""
+    def sizes(names):
+        return SIZES | {'outputs': len(names), 'classes': None, 'targets': names}
+
+    monkeypatch.setattr(initial, 'read_sizes', lambda path, task: sizes(old))
+    data = mock.Mock(sizes=sizes(new))
+    assert initial._outputs_differ(Path('run'), 'regression', data, 'regression') == differ
+
+
 def taken(monkeypatch, params, boxed, configs, sizes=({}, {}), tokenizers=({}, {})):
     """The initial values that a run takes from `params` of another run. Pairs are of the other run and of this run."""
     checkpoints = mock.Mock(parameters=lambda choice: (params, [1]))
