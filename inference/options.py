@@ -12,7 +12,7 @@ from inference.constraints import checked_phrases
 from runtime.errors import UserError
 
 # {option: the methods that use it}. Every method uses the remaining options.
-ONLY_FOR = dict.fromkeys(('beam', 'patience'), BEAM_METHODS) | dict.fromkeys(
+ONLY_FOR: dict[str, tuple[str, ...]] = dict.fromkeys(('beam', 'patience'), BEAM_METHODS) | dict.fromkeys(
     ('temperature', 'top_k', 'top_p', 'seed'), ('sample',))
 HINTS = {'temperature': '; for the most probable token, use method=greedy', 'top_k': '; 0 keeps every token'}
 
