@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -12,8 +12,8 @@ from inference.constraints import checked_phrases
 from runtime.errors import UserError
 
 # {option: the methods that use it}. Every method uses the remaining options.
-ONLY_FOR: dict[str, tuple[str, ...]] = dict.fromkeys(('beam', 'patience'), BEAM_METHODS) | dict.fromkeys(
-    ('temperature', 'top_k', 'top_p', 'seed'), ('sample',))
+ONLY_FOR: Mapping[str, Sequence[str]] = {'beam': BEAM_METHODS, 'patience': BEAM_METHODS, 'temperature': ['sample'],
+                                         'top_k': ['sample'], 'top_p': ['sample'], 'seed': ['sample']}
 HINTS = {'temperature': '; for the most probable token, use method=greedy', 'top_k': '; 0 keeps every token'}
 
 
