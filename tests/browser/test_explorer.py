@@ -132,13 +132,15 @@ def test_the_keyboard_reaches_everything(opened):
 
 
 def test_a_page_without_explanations_has_nothing_to_show(opened):
+    from playwright.sync_api import expect  # here, because other tests run without it
+
     with opened([]) as page:
         assert page.locator('#found').inner_text() == 'nothing to show'
         assert not page.locator('#matrix').is_visible()
         for key in 'ArrowRight', 'l', 'h', 'k', 'w', 'n', 'p', 'Escape', '/':
             page.keyboard.press(key)
         page.emulate_media(color_scheme='dark')
-        page.wait_for_function("document.getElementById('theme').textContent === 'Light'")
+        expect(page.locator('#theme')).to_have_text('Light')
         page.keyboard.press('t')
         assert page.locator('#theme').inner_text() == 'Dark'
         page.locator('#theme').click()
@@ -293,12 +295,12 @@ def test_text_that_is_a_program_does_nothing(opened):
         cell(page, 0, 0)
         picture(page, 'hostile')
         assert page.locator('main b, main i, main script').count() == 0
-        page.evaluate('''() => {  // nor would markup that got in: the page's policy runs and loads nothing
-            document.addEventListener('securitypolicyviolation',
-                                      event => { window.blocked = event.effectiveDirective; });
+        # Nor would markup that got in: the page's policy runs and loads nothing. It also forbids page.wait_for_function
+        # to wait, because that evaluates a string in the page.
+        assert page.evaluate('''() => new Promise(resolve => {
+            document.addEventListener('securitypolicyviolation', event => resolve(event.effectiveDirective));
             document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.harmed = 1'}));
-        }''')
-        page.wait_for_function("window.blocked === 'script-src-elem'")
+        })''') == 'script-src-elem'
         page.complaints.clear()
 
 
