@@ -29,7 +29,8 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory. It is created
 COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'For several processes: HOST:PORT of process 0, or '
                                   '[ADDRESS]:PORT for an IPv6 address. On Slurm and on TPU pods (also in GKE), do not '
                                   'set this flag, --num_processes or --process_id. In other Kubernetes jobs, set all '
-                                  'three flags, as launch/kubernetes.yaml does.')
+                                  'three flags, as launch/kubernetes.yaml does, unless JAX finds the processes '
+                                  '(docs/distributed.md).')
 PROCESSES = flags.DEFINE_integer('num_processes', None, 'For several processes: the number of processes.')
 PROCESS = flags.DEFINE_integer('process_id', None, 'For several processes: the number of this process, from 0.')
 PATIENCE = flags.DEFINE_integer('patience', 300, 'For several processes: seconds to wait for a missing or slow '
