@@ -10,17 +10,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head
 from analysis.buckets import bucket_scores, keys_of
 from analysis.explain import Page, explain_example, explain_text
-from analysis.pictures import answer_figure, chosen_kind, confusion_figure, positions_figure, save_figure
+from analysis.pictures import answer_figure, chosen, chosen_kind, confusion_figure, positions_figure, save_figure
 from analysis.request import Request
 from configs.options import BEAM_METHODS
 from inference.columns import input_texts, read_phrases, score_all, translate_all
 from inference.edits import check_without, read_edits, without
 from inference.generate import Generator
 from inference.options import SearchOptions, search_options
-from inference.outputs import Output
+from inference.outputs import Hypothesis, Output
 from inference.predict import Predictor
 from inference.predictions import Prediction, Predictions
 from inference.report import Report
@@ -38,6 +40,7 @@ from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.splits import asked_splits
+from input_pipeline.tokenizer import UNK
 from run_directory.records import read_config
 from run_directory.trained import run_paths
 from run_directory.workdir import changed_data, is_unchanged
@@ -71,6 +74,8 @@ def decode(request: Request) -> None:
     if request.without:
         check_without(request.without, run.places())
     run = run.edited(edits) if edits else run
+    if request.attention or request.draws_attention or request.explain is not None:
+        check_shown(request, run.model)
     options = search_options(run.config, avoid=avoid, **request.search_of(run))
     if request.pictures and request.look == 'positions':
         save_figure(positions_figure(), Path(request.pictures) / 'positions.png')
@@ -86,6 +91,26 @@ def decode(request: Request) -> None:
     if page:
         page.write()
         log.info('%s: %d explanations', page.path, page.count)
+
+
+def check_shown(request: Request, model: TextModel | Predictor) -> None:
+    """Checks, with one example, that the model has the attention that the flags show.
+
+    Raises:
+      UserError: if the model has no such attention, or --explain does not support its examples.
+    """
+    if isinstance(model, Predictor):
+        outputs = np.zeros(len(model.classes or model.form.targets))
+        example = Prediction(np.zeros(model.shape), outputs, model.form)
+        weights = model.attention(example)
+        if request.explain is not None:
+            explain_example(model, example)
+    else:
+        weights = model.attention(Output('', [UNK], [Hypothesis('', [UNK], 0.0, 0.0)]))
+    if request.draws_attention:
+        chosen(weights, request.look)
+    if request.attention or request.explain is not None:
+        chosen_kind(weights, request.look.partition(':')[0] if request.attention else '')
 
 
 def alignment_head(request: Request, run: Run) -> Head | None:
@@ -279,8 +304,8 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
     write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
     if isinstance(run.model, Predictor):
-        inputs = data.arrays.inputs(split)[:max(request.picture_count, request.explain_count if page else 0)]
-        predictions = run.model.predict_raw(inputs, options.batch_size)
+        count = max(request.picture_count, request.explain_count if page else 0)
+        predictions = run.model.predict_raw(data.arrays.prepared(split, run.model.form)[:count], options.batch_size)
         draw_examples(request, run.model, predictions)
         explain_examples(run.model, predictions, page, map(run.model.named_target, data.arrays.targets(split)))
         if request.draws_attention and run.model.classes:

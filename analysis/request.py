@@ -181,8 +181,8 @@ class Request:
 
     def check_run(self, run: Any) -> None:
         """Raises UserError for a flag that does not apply to the model of an `inference.run.Run`."""
-        flags = self._given('attention', 'alignments', 'pictures', 'explain')
-        if flags and len(run.workdirs) > 1 and self.look != 'positions':
+        flags = self._given('attention', 'alignments', *['pictures'] * self.draws_attention, 'explain')
+        if flags and len(run.workdirs) > 1:
             raise UserError(f'{flags} cannot be used with an ensemble, because each run has its own attention weights. '
                             'Use the directory of one run')
         task, answerer = run.config.task, TASKS[run.config.task].answerer

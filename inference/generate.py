@@ -24,6 +24,7 @@ from inference.scores import Evaluation, bits_per_character, change_warning, tex
 from inference.search import length_penalty
 from inference.text import LENGTHS, SearchModel, attention_weights
 from input_pipeline.data import DocumentData
+from input_pipeline.stores import TEXT
 from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
 from model import Params
 from model.evaluation import eval_step, evaluate, forward, supervised
@@ -156,7 +157,8 @@ class Generator(SearchModel):
         Raises:
           UserError: before the split is read, if `generate` refuses the options.
         """
-        self._one_way(options)  # raises the error of `generate` before the evaluation, which may take long
+        self._one_way(options)  # raises the errors of `generate` before the evaluation, which may take long
+        self.automaton(options)
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
         plan, unknown = data.plan(split, options.batch_size), 0
@@ -189,21 +191,19 @@ class Generator(SearchModel):
     @override
     def examples(self, data: DocumentData, split: str, count: int,
                  options: SearchOptions) -> list[tuple[Output, str]]:
-        """Returns outputs whose prompts are the first documents in the windows of a split. Continuations are empty.
+        """Returns outputs whose prompts are the first documents of a split. Continuations are empty.
 
-        A window can contain several documents. Each document, or the part of it that is in the window, is one prompt.
-        Parts with a single token are left out, because the model predicts nothing in them.
+        A document that is longer than a window is divided after every `context` tokens. Each part is one prompt. Parts
+        with a single token are left out, because the model predicts nothing in them.
         """
-        plan = data.plan(split)
-        batches = (plan.batch(step)['inputs'] for step in range(len(plan)))
-        windows = ((tokens, segments) for inputs in batches
-                   for tokens, segments in zip(inputs['tokens'], inputs['segments'], strict=True))
-        documents = (tokens[segments == number].tolist() for tokens, segments in windows
-                     for number in range(1, segments.max() + 1))
-        decode = self.tokenizers['source'].decode
+        store, decode = data.store(split), self.tokenizers['source'].decode
+        # A document has at most `count` prompts, so the rest of a long document is not read.
+        documents = ([BOS, *store.tokens(TEXT, row)[:count * self.context].tolist()] for row in range(len(store)))
+        parts = (tokens[begin:begin + self.context] for tokens in documents
+                 for begin in range(0, len(tokens), self.context))
         empty = Hypothesis('', [], 0.0, 0.0, ended=False)
         return [(Output(decode(tokens), tokens, [empty]), '')
-                for tokens in itertools.islice((tokens for tokens in documents if len(tokens) > 1), count)]
+                for tokens in itertools.islice((tokens for tokens in parts if len(tokens) > 1), count)]
 
     def opening(self, data: ConfigDict) -> str:
         """Returns the prompt for a new text. `data` is the section config.data.

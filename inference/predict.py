@@ -61,7 +61,7 @@ class Predictor:
 
         Args:
           inputs: raw inputs [n, *shape], finite numbers.
-          batch_size: the number of examples at a time.
+          batch_size: the maximum number of examples at a time.
 
         Raises:
           UserError: if the inputs have another shape or type, are not finite, or are too far from the training inputs.
@@ -72,7 +72,7 @@ class Predictor:
 
     def predict_raw(self, inputs: Num[np.ndarray, 'examples *space channels'], batch_size: int | np.integer = 64,
                     names: Sequence[str] = ()) -> Predictions:
-        """Returns the predictions for raw inputs from `InputFormat.prepare` or from the data of the run.
+        """Returns the predictions for raw inputs from `InputFormat.prepare`, or from the data during the training.
 
         `names` are the names of the inputs.
 
@@ -82,10 +82,12 @@ class Predictor:
         bounds = SEARCH_NUMBERS['batch_size']
         if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
             raise UserError(f'batch_size={batch_size!r} must be a whole number from {bounds}')
-        outputs = []
-        for begin in range(0, max(1, len(inputs)), batch_size):  # without inputs, one batch of padding
-            part = inputs[begin:begin + batch_size]
-            padded = {name: np.pad(array, [(0, batch_size - len(part)), *[(0, 0)] * (array.ndim - 1)],
+        # The number of rows is the size of a full batch or a power of two, so that few shapes are compiled.
+        count = max(1, len(inputs))  # without inputs, one batch of padding
+        rows, outputs = min(batch_size, 1 << (count - 1).bit_length()), []
+        for begin in range(0, count, rows):
+            part = inputs[begin:begin + rows]
+            padded = {name: np.pad(array, [(0, rows - len(part)), *[(0, 0)] * (array.ndim - 1)],
                                    constant_values=name == 'visible')  # a mean over no steps would be NaN
                       for name, array in self.arguments(part).items()}
             outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
@@ -113,7 +115,7 @@ class Predictor:
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
         """Returns the scores of a split, and a table with the prediction for each example."""
         targets, predictions = data.arrays.targets(split), self.predict_raw(
-            data.arrays.inputs(split), options.batch_size)
+            data.arrays.prepared(split, self.form), options.batch_size)
         outputs = predictions.outputs
         if self.classes is None:
             targets = targets.reshape(outputs.shape)

@@ -280,7 +280,7 @@ class Run:
         if isinstance(self.model, Translator):
             return self.model.references([pair for name in splits for pair in data.pairs(name)])
         if isinstance(self.model, Predictor):
-            return np.concatenate([data.arrays.inputs(name) for name in splits])
+            return np.concatenate([data.arrays.prepared(name, self.model.form) for name in splits])
         return [output for name in splits
                 for output, _ in self.model.examples(data, name, DOCUMENTS, self.options)]
 

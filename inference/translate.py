@@ -19,6 +19,7 @@ from inference.inputs import Begin, SearchInput, checked_pairs, checked_texts, e
 from inference.options import BEAM_SEARCH, SearchOptions, search_options
 from inference.outputs import Hypothesis, Output
 from inference.scores import Evaluation, corpus_scores
+from inference.search import NEW_WORD
 from inference.text import SearchModel, attention_weights
 from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
@@ -103,7 +104,9 @@ class Translator(SearchModel):
         begins = []
         for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):
             begin = encode_prefix(tokenizer, prefix)
-            count = len(begin.prefix)  # NEW_WORD counts, because another token must follow
+            # After a space at the end, another token must follow. In some vocabularies, NEW_WORD stands for this token.
+            follows = bool(begin.prefix) and prefix.endswith(' ') and NEW_WORD not in begin.prefix
+            count = len(begin.prefix) + follows
             limit = self._search_input(tokens, options).limit
             problem = None
             if prefix.strip() and not tokens:

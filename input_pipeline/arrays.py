@@ -68,6 +68,14 @@ class ArrayData:
         """Returns the raw inputs with the dtype of the file, because float32 could lose small differences of values."""
         return self._split(split).inputs
 
+    def prepared(self, split: str, form: InputFormat) -> Inputs:
+        """Returns the inputs of a split in the format `form` of a run. See `InputFormat.prepare`.
+
+        The formats differ if the files were saved again in another encoding after the training of the run.
+        """
+        examples = self._split(split)
+        return form.prepare(examples.inputs, f'{examples.where}: inputs')
+
     def targets(self, split: str) -> Targets:
         """Returns the raw targets: classes int32 [n], or values float64 [n, values]."""
         return self._split(split).targets

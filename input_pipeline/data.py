@@ -101,19 +101,16 @@ def learned_tokenizers(learn: Callable[..., dict[str, Tokenizer]], text: Any, co
     Raises:
       UserError: if the text is too small and the option is in `asked`, or the tokenizers cannot be learned.
     """
-    settings, wanted = config.data.tokenizer, config.data.tokenizer.vocab_size
-    while True:
-        try:
-            tokenizers = learn(text, settings, cache_folder(config.cache_dir))
-        except VocabularyTooLarge as error:
-            if VOCAB_SIZE in asked:
-                raise
-            settings.vocab_size = error.most  # the second of two vocabularies may lower vocab_size again
-            continue
-        if settings.vocab_size != wanted:
-            log.info('config.%s=%d instead of %d, because the text does not allow a larger vocabulary', VOCAB_SIZE,
-                     settings.vocab_size, wanted)
-        return tokenizers
+    settings, cache = config.data.tokenizer, cache_folder(config.cache_dir)
+    try:
+        return learn(text, settings, cache)
+    except VocabularyTooLarge as error:
+        if VOCAB_SIZE in asked:
+            raise
+        log.info('config.%s=%d instead of %d, because the text does not allow a larger vocabulary', VOCAB_SIZE,
+                 error.most, settings.vocab_size)
+        settings.vocab_size = error.most
+    return learn(text, settings, cache)
 
 
 def read_sizes(run: Path, task: str) -> dict[str, Any]:

@@ -129,6 +129,8 @@ class BuiltinCorpus(LinkedCorpus):
 class TextCorpus(LinkedCorpus):
     """Text files with one sentence per line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv for both languages.
 
+    If both languages are equal, only DIR/SPLIT.tsv is read, because DIR/SPLIT.LANG would be a single file.
+
     Files may be compressed (.gz). The name of a split may be a pattern, such as 'train-*', or several names or patterns
     separated by commas. Then the split is the concatenation of all these files. The files of a pattern are sorted by
     name.
@@ -146,11 +148,12 @@ class TextCorpus(LinkedCorpus):
         if not os.path.isdir(folder):
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
         self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
+        self._suffixes = ('tsv',) if source_lang == target_lang else (source_lang, target_lang, 'tsv')
         self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
         """Returns whether any file of the split exists. If one file exists, all files of the split must exist."""
-        return any(plain_or_gz(base, suffix) for base in self._bases(split) for suffix in (*self._languages, 'tsv'))
+        return any(plain_or_gz(base, suffix) for base in self._bases(split) for suffix in self._suffixes)
 
     @override
     def pairs(self, split: str) -> Iterator[Pair]:
@@ -212,7 +215,7 @@ class TextCorpus(LinkedCorpus):
 
     def _bases(self, split: str) -> list[Path]:
         """Returns the files of a split without their suffixes."""
-        suffixes = tuple(f'.{suffix}{gz}' for suffix in (*self._languages, 'tsv') for gz in ('', '.gz'))
+        suffixes = tuple(f'.{suffix}{gz}' for suffix in self._suffixes for gz in ('', '.gz'))
         return named_files(self._folder, self._names[split], suffixes)
 
     def files(self, split: str) -> list[Path]:
@@ -226,13 +229,18 @@ class TextCorpus(LinkedCorpus):
 
     def _files_of(self, base: Path, split: str) -> list[Path]:
         """Returns the source file and the target file with the path `base`, or the table with both sides."""
-        files = [plain_or_gz(base, language) for language in self._languages]
-        if all(files):
-            return [file for file in files if file]
-        if table := plain_or_gz(base, 'tsv'):
+        *sides, table = [plain_or_gz(base, suffix) for suffix in self._suffixes]
+        if sides and all(sides):
+            return [file for file in sides if file]
+        if table:
             return [table]
+        if not sides:
+            raise UserError(f'{base}.tsv (or {base.name}.tsv.gz) does not exist. config.data.source_lang and '
+                            f'target_lang are both {self._languages[0]!r}, so the pairs of the {split} split must be '
+                            'in this table. Add the table, or set different languages. See config.data.dir and '
+                            f'{naming_option(split)}')
         source, target = (Path(f'{base}.{language}') for language in self._languages)
-        missing = (source, target)[files.index(None)]
+        missing = (source, target)[sides.index(None)]
         raise UserError(f'{missing} (or {missing.name}.gz) does not exist. For the {split} split, '
                         f'{self._folder} must have {source.name} and {target.name}, or {base.name}.tsv. '
                         f'See config.data.dir, source_lang, target_lang and {naming_option(split)}')
@@ -260,6 +268,9 @@ class TfdsCorpus(Corpus):
     """A parallel corpus from a translation dataset of TensorFlow Datasets."""
 
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
+        if source_lang == target_lang:
+            raise UserError(f'config.data.source_lang and target_lang are both {source_lang!r}, so each sentence would '
+                            f'be its own translation. Set them to different features of {name}')
         import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so imported here)
         self._languages = source_lang, target_lang
         self._dataset = Dataset(name, folder, names, self._languages, 'config.data.source_lang and target_lang')

@@ -25,7 +25,7 @@ from input_pipeline.shards import Rows, Write, build_together
 from input_pipeline.sources import Corpus
 from input_pipeline.splits import say
 from input_pipeline.stores import SIDES, TEXT, TOKEN, sides_of, write_documents, write_pairs
-from input_pipeline.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from input_pipeline.tokenizer import Tokenizer, VocabularyTooLarge, load_tokenizer, train_tokenizer
 from runtime.errors import UserError
 from runtime.schema import Count, read_as
 
@@ -128,6 +128,10 @@ def tokenizers_for(corpus: Corpus, settings: ConfigDict, cache: Path) -> dict[st
     """Returns {'source': tokenizer, 'target': tokenizer}, learned from the training split unless they are cached.
 
     If settings['joint'] is True, both sides have the same tokenizer, which is learned from both languages.
+
+    Raises:
+      VocabularyTooLarge: if a text does not allow settings['vocab_size'] subwords. The error has the largest size that
+        the texts of both sides allow.
     """
     def tokenizer(side: str | None) -> Tokenizer:
         def sentences() -> Iterator[str]:
@@ -138,7 +142,15 @@ def tokenizers_for(corpus: Corpus, settings: ConfigDict, cache: Path) -> dict[st
 
     if settings['joint']:
         return dict.fromkeys(SIDES, tokenizer(None))
-    return {side: tokenizer(side) for side in SIDES}
+    tokenizers, errors = {}, []
+    for side in SIDES:
+        try:
+            tokenizers[side] = tokenizer(side)
+        except VocabularyTooLarge as error:
+            errors.append(error)
+    if errors:
+        raise min(errors, key=lambda error: error.most)
+    return tokenizers
 
 
 def document_tokenizers(documents: Documents, settings: ConfigDict, cache: Path) -> dict[str, Tokenizer]:

@@ -1,5 +1,6 @@
 """decode.py: lines in and lines out, scores, mistakes, and the time that it tells of."""
 
+import dataclasses
 import functools
 import json
 import logging
@@ -21,11 +22,13 @@ from analysis import answering
 from analysis.explain import Page
 from analysis.request import FILES, Request
 from configs import recipe
+from inference.edits import Edit
 from inference.options import SearchOptions
 from inference.scores import read_table
-from input_pipeline.data import PairData, open_data
+from input_pipeline.data import LabelledData, PairData, open_data
 from runtime.errors import UserError
 from tests.inference.test_text import Parrot
+from tests.input_pipeline.helpers import in_memory
 from tests.random_run import random_run
 from tests.scripts import ROOT, explained, script, train_arguments
 
@@ -309,11 +312,39 @@ def test_another_dtype_computes_in_it(run):
         inference.load(run[0], 'latest', 'float64')
 
 
+@pytest.mark.parametrize('workdir, kind, options, attributes, flags, message', [
+    ('{}', 'transformer', {}, {}, {'look': 'cross:9:1', 'pictures': '{}/p'}, "there is no layer '9'"),
+    ('{}', 'rnnsearch', {'recurrent': {'attention': False}}, {}, {}, 'this model has no attention weights'),
+    ('{}', 'patches', {}, {'shape': (2, 2, 2, 1), 'attention': lambda example: {}}, {}, '--explain supports only'),
+    ('{},{}', 'transformer', {}, {}, {'look': 'positions', 'pictures': '{}/p'}, '^--explain cannot be used with'),
+])
+def test_attention_that_cannot_be_shown_is_refused_before_a_split_is_scored(
+        tmp_path, monkeypatch, workdir, kind, options, attributes, flags, message):
+    run: Any = random_run(kind, **options)
+    run.workdirs = [tmp_path] * len(workdir.split(','))
+    vars(run.model).update(attributes)
+    monkeypatch.setattr(answering, 'read_config', lambda path: run.config)
+    monkeypatch.setattr(answering, 'load', lambda *arguments: run)
+    monkeypatch.setattr(answering, 'score_splits', lambda *arguments: pytest.fail('the split is scored'))
+    names = {'workdir': workdir, 'explain': '{}/page.html', **flags}
+    with pytest.raises(UserError, match=message):
+        answering.decode(Request(split='test', search={'seed': None}, **{
+            name: value.replace('{}', str(tmp_path)) for name, value in names.items()}))
+    assert not list(tmp_path.iterdir())
+
+
 class Pairs(PairData):
     """Pairs of the splits that it was made of."""
 
     def __init__(self, splits):
         self.pairs, self._corpus = splits.__getitem__, None  # no split is held out from files
+
+
+class Images(LabelledData):
+    """The images of the arrays that it was made of."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
 
 
 @pytest.fixture
@@ -342,6 +373,25 @@ def test_references_longer_than_a_translation_are_scored_in_their_buckets(scorin
     [bucket] = results['by']['target_length']
     tokens = sum(len(reference) + 1 for reference in references)
     assert -2 * bucket['scores']['log_prob'][0] / tokens == pytest.approx(np.log(results['perplexity']), rel=1e-5)
+
+
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_images_that_were_saved_again_in_another_encoding_give_the_same_results(tmp_path, monkeypatch, split):
+    monkeypatch.setattr(answering, 'changed_data', lambda *arguments: [])
+    images = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), np.uint8)
+    run: Any = random_run('patches')
+    run.workdir, run.workdirs = tmp_path, [tmp_path]
+    run.model.form = dataclasses.replace(run.model.form, dtype='uint8', encoding='bytes')
+
+    def results(inputs):
+        run.data = lambda: Images(in_memory(inputs, np.arange(9) % 3))
+        shown = []
+        monkeypatch.setattr(answering, 'draw_examples', lambda *arguments: shown.append(arguments[2].outputs))
+        answering.score_splits(Request(split=split, picture_count=2), run, [split], SearchOptions(), None)
+        mean = run.edited([Edit('mean', 'pooled', split)])._numbers[-1]['pooled']
+        return [(tmp_path / f'results/{split}.json').read_text(), shown[0].tolist(), np.asarray(mean).tolist()]
+
+    assert results((images / 255).astype(np.float32)) == results(images)
 
 
 @pytest.fixture

@@ -64,6 +64,14 @@ def test_predicted_values_have_names_and_no_probabilities(predictor):
         prediction.label  # noqa: B018
 
 
+@pytest.mark.parametrize('count, batch_size, expected', [(3, 100_000, [4]), (3, 2, [2, 2]), (0, 64, [1])])
+def test_a_batch_is_not_much_larger_than_the_number_of_inputs(predictor, monkeypatch, count, batch_size, expected):
+    rows, apply = [], predictor._apply
+    monkeypatch.setattr(predictor, '_apply', lambda params, arguments: (
+        rows.append(len(arguments['inputs'])) or apply(params, arguments)))
+    assert len(predictor.predict(SERIES[:count], batch_size)) == count and rows == expected
+
+
 @pytest.mark.parametrize('batch_size', [0, -1, np.int64(0), 10 ** 9])
 def test_other_batch_sizes_are_refused(predictor, batch_size):
     with pytest.raises(UserError, match='batch_size='):

@@ -13,7 +13,7 @@ import pytest
 from analysis import answering
 from analysis.request import Request
 from configs import base, shakespeare_char
-from inference import generate
+from inference import constraints, generate
 from inference.columns import input_texts
 from inference.generate import Generator
 from inference.options import SearchOptions
@@ -223,6 +223,14 @@ def test_the_batch_size_bounds_the_windows_of_a_batch_and_does_not_change_the_sc
         assert small[name] == pytest.approx(whole[name], rel=1e-5)
 
 
+def test_a_list_of_words_to_avoid_that_is_too_long_is_refused_before_a_split_is_read(letters, monkeypatch):
+    monkeypatch.setattr(constraints, 'MAX_ENTRIES', 10)
+    data = Validation([])
+    data.plan = lambda *arguments: pytest.fail('the split is read')
+    with pytest.raises(UserError, match='1 phrases are too many'):
+        letters.score(data, 'test', base.get_config(), dataclasses.replace(GREEDY, avoid=('ab',)))
+
+
 @pytest.mark.slow
 def test_a_split_whose_documents_the_tokenizer_changes_is_said_to_be_incomparable(caplog, monkeypatch):
     folded = train_tokenizer(['Abc abc.'] * 9, kind='bpe', vocab_size=266, split_digits=False, normalization='nfkc_cf')
@@ -245,19 +253,18 @@ def test_a_sample_begins_with_a_line_feed_only_if_the_model_has_been_trained_on_
     assert Parrot(whole_documents=whole, tokenizer=tokenizer).opening(data) == opening
 
 
-class Windows(Validation):
-    """A split with given batches of windows, each batch as (tokens, segments)."""
-
-    def batch(self, step):
-        return {'inputs': dict(zip(('tokens', 'segments'), map(np.array, self.batches[step]), strict=True))}
-
-
-def test_each_document_of_a_window_is_an_example():
-    windows, model = Windows([
-        ([[1, 5, 6, 2, 1, 7, 2, 0], [6, 5, 6, 5, 5, 5, 6, 6]], [[1, 1, 1, 1, 2, 2, 2, 0], [1] * 8]),
-        ([[5, 2, 0, 0], [2, 1, 7, 1]], [[1, 1, 0, 0], [1, 2, 2, 3]])]), Parrot(tokenizer=LETTERS)
-    found = [output for output, _ in model.examples(windows, 'test', 9, GREEDY)]
+@pytest.mark.parametrize('packing', ['contiguous', 'packed'])
+def test_the_examples_of_a_split_are_its_first_documents_in_parts_that_fit_into_a_window(tmp_path, packing):
+    config = shakespeare_char.get_config()
+    config.update_from_flattened_dict({
+        'cache_dir': str(tmp_path / 'cache'), 'data.file': str(tmp_path / 'text.txt'), 'data.context': 4,
+        'data.documents': 'line', 'data.packing': packing, 'data.validation_share': 0.1})
+    (tmp_path / 'text.txt').write_text('a\n\nabcabc c\nbca\nbcab\n' + 'c\n' * 20)
+    data = DocumentData(config, None)
+    model = Parrot(context=4, tokenizer=data.tokenizers['text'])
+    found = [output for output, _ in model.examples(data, 'train', 6, GREEDY)]
+    assert [output.source for output in found] == ['a', 'abc', 'abc ', 'bca', 'bca', 'c']  # without two single tokens
     assert [output.source_tokens for output in found] == [
-        [1, 5, 6, 2], [1, 7, 2], [6, 5, 6, 5, 5, 5, 6, 6], [5, 2], [1, 7]]
-    assert [output.source for output in found] == [LETTERS.decode(output.source_tokens) for output in found]
-    assert len(model.examples(windows, 'test', 2, GREEDY)) == 2
+        [BOS] * begins + model.tokenizers['source'].encode(output.source)
+        for output, begins in zip(found, [1, 1, 0, 1, 1, 1], strict=True)]
+    assert [output.source for output, _ in model.examples(data, 'train', 2, GREEDY)] == ['a', 'abc']

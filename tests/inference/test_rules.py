@@ -425,12 +425,14 @@ def test_a_prefix_that_cannot_begin_a_translation(source, prefix, avoid, says):
                                          prefixes=['', prefix])
 
 
-def test_a_prefix_with_a_space_at_its_end_leaves_room_for_the_next_word():
-    tokenizer, module = vocabularies()['bpe'], Transformer(blocks(), 1, SIZE, SIZE)
+@pytest.mark.parametrize('kind', ['bpe', 'byte'])
+def test_a_prefix_with_a_space_at_its_end_leaves_room_for_the_next_word(kind):
+    tokenizer, module = vocabularies()[kind], Transformer(blocks(), 1, SIZE, SIZE)
     model = Translator(module, {}, dict.fromkeys(('source', 'target'), tokenizer), 64)
-    limit = len(tokenizer.encode('Mann')) + 1  # including the end token
+    limit = len(encode_prefix(tokenizer, 'Mann ').prefix) + (kind != 'bpe')
+    extra = limit - len(tokenizer.encode('Mann')) - 1  # the limit includes the end token
     with pytest.raises(UserError, match=f'prefix needs {limit} tokens, but the translation may have at most {limit}'):
-        model.translate(['Mann'], SearchOptions(extra_length=0), prefixes=['Mann '])
+        model.translate(['Mann'], SearchOptions(extra_length=extra), prefixes=['Mann '])
 
 
 @pytest.mark.slow

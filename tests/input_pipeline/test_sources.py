@@ -39,9 +39,11 @@ def write_pairs(folder, names, end='\n', pairs=PAIRS):
         write(folder / name, lines, end)
 
 
-def read(folder, split='train', validation_share=0.0, **options):
+def read(folder, split='train', validation_share=0.0, train='train', **options):
     """The pairs of a split; nothing is cut off the training files unless a share is given."""
-    return list(open_corpus(text_data(folder, validation_share=validation_share, **options)).pairs(split))
+    data = text_data(folder, validation_share=validation_share, **options)
+    data.splits.train = train
+    return list(open_corpus(data).pairs(split))
 
 
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
@@ -51,6 +53,19 @@ def read(folder, split='train', validation_share=0.0, **options):
 def test_layouts(tmp_path, names, end):
     write_pairs(tmp_path, names, end)
     assert read(tmp_path) == PAIRS
+
+
+def test_pairs_within_one_language_are_only_read_from_tables(tmp_path):
+    """Both sides of a pair would be the same line of train.en and of validation.en."""
+    for split in 'train', 'validation':
+        write_pairs(tmp_path, [f'{split}.en', f'{split}.fr'])
+    with pytest.raises(UserError, match=r"/train\.tsv .* does not exist\. .* are both 'en', so the pairs of the train"):
+        read(tmp_path, target_lang='en')
+    pairs = [(source, f'{source} again') for source, _ in PAIRS]
+    write_pairs(tmp_path, ['train.tsv'], pairs=pairs)
+    assert read(tmp_path, target_lang='en') == read(tmp_path, target_lang='en', train='tr*') == pairs
+    held_out = read(tmp_path, 'validation', 0.25, target_lang='en')
+    assert len(held_out) == 1 and held_out[0] in pairs
 
 
 def test_last_line_may_lack_its_end(tmp_path):
@@ -293,6 +308,7 @@ def test_tfds_subsplits(prepared):
     ({'name': 'no such'}, r"config\.data\.name='no such' cannot be opened in "),
     ({'name': 'my-space:tiny_translate/fr-en:1.0.0'}, 'TFDS would download the code of this dataset and run it'),
     ({'target_lang': 'de'}, r'tiny_translate/fr-en: the dataset has the features en, fr, but it must have en and de '),
+    ({'target_lang': 'en'}, "source_lang and target_lang are both 'en', .* different features of tiny_translate/fr-en"),
     ({'train': 'training'}, r"splits\.train='training' cannot .*Unknown split 'training'.* one of \['train', 'test'\]"),
     ({'train': 'train[:5'}, r"splits\.train='train\[:5' cannot .*Error parsing split"),
     ({'name': 'wmt14_translate/de-en', 'target_lang': 'de'},

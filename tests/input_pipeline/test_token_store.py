@@ -24,7 +24,7 @@ from input_pipeline.token_store import (
     open_store,
     tokenizers_for,
 )
-from input_pipeline.tokenizer import ByteTokenizer
+from input_pipeline.tokenizer import ByteTokenizer, VocabularyTooLarge
 from runtime import folders
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import SETTINGS, stores
@@ -116,6 +116,14 @@ def test_joint_and_separate_vocabularies(tmp_path):
     assert 'é' not in ''.join(separate['source'].pieces(range(300)))
     assert 'é' in ''.join(separate['target'].pieces(range(300)))
     assert 'é' in ''.join(joint['source'].pieces(range(300)))
+
+
+def test_a_size_that_both_vocabularies_allow_is_named(tmp_path):
+    corpus = Listed([(f'{7 ** number}', 'the target is always equal') for number in range(50)])
+    with pytest.raises(VocabularyTooLarge) as raised:
+        learn(corpus, tmp_path, joint=False, vocab_size=9000)
+    tokenizers = learn(corpus, tmp_path, joint=False, vocab_size=raised.value.most)
+    assert {len(tokenizer) for tokenizer in tokenizers.values()} == {raised.value.most}
 
 
 def test_each_split_limit_tokenizer_and_text_has_its_own_store(tokenizers, tmp_path):
