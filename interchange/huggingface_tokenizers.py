@@ -46,6 +46,7 @@ class _TokenizerConfig(msgspec.Struct):
     """The fields of tokenizer_config.json that affect how a text is tokenized."""
     separate_vocabs: bool = False
     add_bos_token: bool | None = None
+    add_prefix_space: bool | None = None
     unk_token: str | dict[str, Any] | None = None
     split_special_tokens: bool = False
     added_tokens_decoder: dict[str, _AddedToken] = {}
@@ -102,7 +103,7 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
                             'tokenizer with AutoTokenizer, and save it again with save_pretrained')
         _require(folder, ('merges.txt',))
         _vocabulary(path, config.vocab_size)
-        original = _read(path, lambda: byte_level_bpe(path, folder / 'merges.txt'))
+        original = _read(path, lambda: byte_level_bpe(path, folder / 'merges.txt', bool(own.add_prefix_space)))
         tokenizer, begins = _of_library(path, config, own, original)
     else:
         raise UserError(f'{folder} has no tokenizer.json, no tokenizer.model and no vocab.json. {ADVICE}')
@@ -111,11 +112,14 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
     return tokenizer, begins
 
 
-def byte_level_bpe(vocabulary: Path, merges: Path) -> Any:
-    """Returns GPT-2's tokenizer as an object of the library `tokenizers`, made from vocab.json and merges.txt."""
+def byte_level_bpe(vocabulary: Path, merges: Path, add_prefix_space: bool) -> Any:
+    """Returns GPT-2's tokenizer as an object of the library `tokenizers`, made from vocab.json and merges.txt.
+
+    If `add_prefix_space` is true, the tokenizer adds a space to each text that does not begin with a space.
+    """
     library = tokenizers_library()
     tokenizer = library.Tokenizer(library.models.BPE.from_file(str(vocabulary), str(merges)))
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = library.decoders.ByteLevel()
     end = '<|endoftext|>'
     if tokenizer.token_to_id(end) is not None:
@@ -132,7 +136,8 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
       joint: whether source and target have the same vocabulary.
     """
     vocabularies: dict[str, Any] = {}
-    fields: dict[str, Any] = {'pad_token': SPECIAL[PAD], 'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK]}
+    fields: dict[str, Any] = {'pad_token': SPECIAL[PAD], 'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK],
+                              'split_special_tokens': True}  # here, '</s>' in a text is ordinary text
     for side, tokenizer in tokenizers.items():
         if isinstance(tokenizer, SentencePieceTokenizer):
             model, vocabularies[side] = tokenizer.parts
@@ -142,7 +147,6 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
             assert isinstance(tokenizer, SubwordTokenizer), 'write_huggingface refuses other tokenizers'
             model = with_dummy_prefix(tokenizer.model)
             vocabularies[side] = {piece: number for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))}
-            fields['split_special_tokens'] = True  # here, '</s>' in a text is ordinary text
         (folder / f'{side}.spm').write_bytes(model)
     _write_json(folder / 'vocab.json', vocabularies['source'])
     if not joint:
@@ -153,8 +157,10 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
 
 def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> None:
     """Writes the tokenizer of a language model. If `begins` is true, every text begins with the start token."""
-    config: dict[str, Any] = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False,
-                              'add_bos_token': begins}
+    config: dict[str, Any] = {
+        'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False, 'add_bos_token': begins,
+        'model_input_names': ['input_ids', 'attention_mask'],  # the default of transformers 4 also has token_type_ids
+        'split_special_tokens': True}  # here, '</s>' in a text is ordinary text
     if isinstance(tokenizer, SentencePieceTokenizer):
         (folder / 'tokenizer.model').write_bytes(tokenizer.parts[0])
         config |= {'tokenizer_class': 'LlamaTokenizer'} | {
@@ -168,7 +174,7 @@ def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> No
     else:
         write_text(folder / 'tokenizer.json', _with_start(_as_tokenizer_json(tokenizer), begins, SPECIAL[BOS], BOS))
         config |= {'bos_token': SPECIAL[BOS], 'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK],
-                   'pad_token': SPECIAL[PAD], 'split_special_tokens': True}  # here, '</s>' in a text is ordinary text
+                   'pad_token': SPECIAL[PAD]}
     _write_json(folder / TOKENIZER_CONFIG, config)
 
 

@@ -27,6 +27,11 @@ from runtime.errors import UserError
 
 QUANTIZATIONS = ('float32', 'int8', 'float16')
 ACTIVATIONS = {'relu': 'RELU', 'gelu': 'GELUTanh', 'gelu_exact': 'GELU', 'silu': 'SWISH'}
+SUPPORTED = {  # {option of config.model: the values that CTranslate2 can compute}. All other values are refused.
+    'attention_bias': ('none', 'qkv', 'all'), 'norm': ('post', 'pre'), 'norm_function': ('layer_norm', 'rms_norm'),
+    'feed_forward': ('plain', 'gated'), 'activation': tuple(ACTIVATIONS), 'score': ('scaled_dot', 'dot', 'general'),
+    'position': ('sinusoidal', 'learned', 'rotary', 'relative', 'alibi', 'none'), 'rotary_scaling': ('none', 'linear'),
+    'share_embeddings': ('all', 'target', 'none')}
 LEAST_POSITIONS = 1024  # the smallest number of rows of a table of sinusoids; CTranslate2 needs a row for each position
 
 
@@ -37,13 +42,12 @@ def refusals(config: ConfigDict) -> list[str]:
         return [f'model.kind={model.kind}: CTranslate2 supports only transformer and language_model']
     d_k, d_v = head_widths(model)
     possible = {
-        f'model.score={model.score}': model.score != 'additive',
+        **{f'model.{name}={model[name]}': model[name] in values for name, values in SUPPORTED.items()},
         f'model.score={model.score} together with model.position=rotary':
             model.score != 'general' or model.position != 'rotary',
         f'model.d_v={d_v} and model.d_k={d_k}: the two must be equal': d_k == d_v,
         'model.position=alibi: CTranslate2 supports this bias only in language models, not in an encoder':
             model.position != 'alibi' or model.kind == 'language_model',
-        f'model.rotary_scaling={model.rotary_scaling}': model.rotary_scaling != 'llama3',
         f'model.window={model.window}: CTranslate2 uses a window for generation but not for scoring':
             not model.window,
     }

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from configs.tasks import SUBWORDS, TASKS
+from configs.tasks import IMPORTED, SUBWORDS, TASKS
 from inference.search import Beam, Vocabulary
 from input_pipeline.batches import ROWS as MULTIPLE
 from input_pipeline.batches import Batch
@@ -110,11 +110,15 @@ def assumed_sizes(config: ConfigDict) -> dict[str, Any]:
     vocabulary of characters is assumed to have the same size.
 
     Raises:
-      UserError: if plans do not support the task, or the other run cannot be read.
+      UserError: if plans do not support the task, the other run cannot be read, or the tokenizer is that of an
+        imported model and there is no other run.
     """
     if run := vocabulary_from(config):
         return read_sizes(run, config.task)
     tokenizer, data = config.data.tokenizer, TASKS[config.task].data
+    if tokenizer.kind in IMPORTED:
+        raise UserError(f'config.data.tokenizer.kind={tokenizer.kind}: this recipe does not contain the size of the '
+                        'imported vocabulary. Use --config=configs/fine_tune.py:RUN, with the imported run as RUN')
     size = tokenizer.vocab_size if tokenizer.kind in SUBWORDS else len(ByteTokenizer())
     if data == 'pairs':
         return {'source_vocab_size': size, 'target_vocab_size': size}
@@ -248,7 +252,11 @@ class Ahead:
 
     @functools.cached_property
     def decode(self) -> jax.stages.Compiled:
-        """The compiled step of a beam search for config.decode.batch_size sentences."""
+        """The compiled step of a beam search for config.decode.batch_size sentences.
+
+        Raises:
+          TooLarge: if the program needs more memory than a device has.
+        """
         config, steps, module = self.recipe.config, self.steps, self.recipe.module
         source = next(iter(self.batch['inputs'].values()))
         shares = self.mesh['data'] * self.mesh['fsdp']

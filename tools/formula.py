@@ -97,18 +97,20 @@ def _collectives(mesh: Mapping[str, int], used: float, table: float, activations
 def candidates(topology: Topology, config: ConfigDict) -> Iterator[ConfigDict]:
     """Yields configs for a search: one for each combination of mesh, remat, train.accumulate and batch size.
 
-    The batch sizes are 1, 2 and 4 times the batch size of the recipe.
+    The batch sizes are 1, 2 and 4 times the batch size of the recipe. train.accumulate is at most batch.rows.
     """
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
     remats = REMAT if is_used('model.remat', flatten(config)) else REMAT[:1]
     for data, fsdp, tensor in meshes(topology, config):
-        for (remat, keep), accumulate, times in itertools.product(remats, PARTS, (1, 2, 4)):
-            candidate = config.copy_and_resolve_references()
-            candidate.parallel.update(mode='jit', data=data, fsdp=fsdp, tensor=tensor)
-            candidate.model.update(remat=remat, remat_keep=keep)
-            candidate.train.accumulate = accumulate
-            candidate.batch[batch] = config.batch[batch] * times
-            yield candidate
+        for (remat, keep), times in itertools.product(remats, (1, 2, 4)):
+            size = config.batch[batch] * times
+            for accumulate in sorted({min(parts, size) for parts in PARTS}):
+                candidate = config.copy_and_resolve_references()
+                candidate.parallel.update(mode='jit', data=data, fsdp=fsdp, tensor=tensor)
+                candidate.model.update(remat=remat, remat_keep=keep)
+                candidate.train.accumulate = accumulate
+                candidate.batch[batch] = size
+                yield candidate
 
 
 def meshes(topology: Topology, config: ConfigDict) -> Iterator[tuple[int, int, int]]:

@@ -128,8 +128,13 @@ def compiled(config: ConfigDict, topology: Topology, length: int | None = None, 
         keep(ahead.train, path)
         log.info('%s: wrote the compiled train step, %.1f MiB. tools.ahead.load loads the file on devices of this '
                  'topology', path, path.stat().st_size / 2 ** 20)
-    return Plan(config, topology, mesh, _shape(recipe), ahead.held(), figures,
-                ahead.figures(ahead.decode) if decode else None)
+    try:
+        search_step = ahead.figures(ahead.decode) if decode else None
+    except TooLarge as error:
+        raise TooLarge(f'{_too_little(topology, "a step of beam search", error.needed, error.available)}. Use '
+                       f'--nodecode, or reduce config.decode.batch_size={config.decode.batch_size} or '
+                       f'config.decode.beam={config.decode.beam}', error.needed, error.available) from None
+    return Plan(config, topology, mesh, _shape(recipe), ahead.held(), figures, search_step)
 
 
 def too_large(config: ConfigDict, topology: Topology, length: int | None, needed: float | None,
@@ -137,6 +142,8 @@ def too_large(config: ConfigDict, topology: Topology, length: int | None, needed
     """Returns the error for a recipe that needs too much memory. The message suggests options that need less memory.
 
     The suggested options have the same batch as the recipe. Their memory is computed by the formula and not compiled.
+    If the recipe needs more memory than the formula predicts, the other options are assumed to need more memory by the
+    same factor.
 
     Args:
       config: the recipe that does not fit.
@@ -145,15 +152,23 @@ def too_large(config: ConfigDict, topology: Topology, length: int | None, needed
       needed: bytes of memory that a step needs; None if the compiler did not report this number.
       available: bytes of a device's memory, if the compiler reported this number.
     """
-    problem = (f'{topology}: a device has {gibibytes(available or topology.chip.memory)}, but the step needs '
-               + (f'about {gibibytes(needed)}' if needed else 'more'))
+    problem = _too_little(topology, 'the step', needed, available)
     if config.model.kind not in KINDS:
         return TooLarge(f'{problem}. Use more or larger chips, or reduce the model or the batch', needed, available)
+    limit = by_formula(config, topology, length).train.peak  # the recipe itself does not fit
+    if needed:
+        limit *= (available or topology.chip.memory) / needed
     for candidate in ranked(config, topology, length):
-        if candidate.fits and candidate.config.batch == config.batch:
+        if candidate.fits and candidate.train.peak < limit and candidate.config.batch == config.batch:
             return TooLarge(f'{problem}. By formula, these options would fit: {as_flags(candidate)}', needed, available)
     return TooLarge(f'{problem}. By formula, no mesh, remat or train.accumulate would fit. Use more or larger chips, '
                     'or reduce config.model.d_model, config.model.num_layers or the batch', needed, available)
+
+
+def _too_little(topology: Topology, step: str, needed: float | None, available: float | None) -> str:
+    """Returns a message that a device has too little memory for `step`. `too_large` explains the arguments."""
+    return (f'{topology}: a device has {gibibytes(available or topology.chip.memory)}, but {step} needs '
+            + (f'about {gibibytes(needed)}' if needed else 'more'))
 
 
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
@@ -215,7 +230,10 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
         if len(finished) == count:
             break
     if not finished:
-        raise too_large(fitting[0].config, topology, length, fitting[0].train.peak)
+        raise TooLarge(f'{topology}: all {len(fitting)} candidates that fit by formula were compiled, and none fits. '
+                       'The log has the reason for each candidate. Use more or larger chips, or reduce '
+                       'config.model.d_model, config.model.num_layers or the batch'
+                       + ('. If only the step of beam search is too large, use --nodecode' if decode else ''))
     return min(finished, key=seconds_a_token)
 
 

@@ -16,7 +16,7 @@ import tokenizers
 from configs import base
 from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer, tokenizers_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, CharTokenizer
-from interchange.to_ctranslate2 import write_ctranslate2
+from interchange.to_ctranslate2 import SUPPORTED, refusals, write_ctranslate2
 from interchange.tokenizer_files import unique_pieces
 from model.build import build_model
 from run_directory.trained import TrainedModel
@@ -155,3 +155,10 @@ def test_what_it_cannot_compute_is_refused_by_the_name_of_the_option(kind, optio
         write_ctranslate2(random_model(kind, options, tmp_path), tmp_path)
     assert any(name in str(refused.value) for name in options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('option', SUPPORTED)
+def test_a_value_that_is_added_to_an_option_is_refused(option):
+    config = base.get_config()
+    config.model[option] = 'added'
+    assert refusals(config) == [f'model.{option}=added']

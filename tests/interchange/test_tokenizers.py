@@ -20,7 +20,12 @@ from inference.constraints import DEAD, Automaton
 from input_pipeline.foreign_tokenizers import NONE, sentencepiece_tokenizer, tokenizers_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, ByteTokenizer, CharTokenizer, load_tokenizer
 from interchange.foreign_config import ForeignConfig
-from interchange.huggingface_tokenizers import original_order, read_text_tokenizer, write_text_tokenizer
+from interchange.huggingface_tokenizers import (
+    original_order,
+    read_text_tokenizer,
+    write_text_tokenizer,
+    write_translation_tokenizers,
+)
 from runtime.errors import UserError
 from tests.interchange import originals
 from tests.interchange.lines import mixed_lines, sentences
@@ -244,7 +249,7 @@ def read_llama(folder, further=0, **options):
 
 def read_vocabulary(folder, kind='gpt2', **options):
     """Reads vocab.json and merges.txt from a folder."""
-    models.BPE({'a': 0, 'b': 1, 'ab': 2, '<|endoftext|>': 3}, [('a', 'b')]).save(str(folder))
+    models.BPE({'a': 0, 'b': 1, 'ab': 2, '<|endoftext|>': 3, '\u0120': 4}, [('a', 'b')]).save(str(folder))
     return read(folder, 9, kind, start=3, end=3, **options)
 
 
@@ -310,6 +315,14 @@ def test_a_vocab_json_of_another_family_than_gpt2_is_refused(tmp_path):
         read_vocabulary(tmp_path, 'qwen2')
 
 
+@pytest.mark.parametrize('add_prefix_space', [False, True])
+def test_a_space_is_added_before_a_text_of_gpt2_as_in_transformers(add_prefix_space, tmp_path):
+    tokenizer, _ = read_vocabulary(tmp_path, add_prefix_space=add_prefix_space)
+    theirs = transformers.GPT2Tokenizer.from_pretrained(tmp_path)
+    expected = [4] * add_prefix_space + [2]  # \u0120 is a space
+    assert tokenizer.order[tokenizer.encode('ab')].tolist() == theirs('ab').input_ids == expected
+
+
 @pytest.mark.parametrize('read_from, known', [(read_vocabulary, '<|endoftext|>'), (read_llama, '</s>')])
 def test_added_tokens_that_the_vocabulary_lacks_are_named(read_from, known, tmp_path, caplog):
     names = [known, '<x>', '<y>']
@@ -336,9 +349,25 @@ def test_a_written_tokenizer_begins_texts_as_the_run_does(make, begins, tmp_path
     text = 'the </s>man'  # ordinary text for our own tokenizers and SentencePiece; GPT-2 and Llama 3 have no such token
     expected = order[ours.encode(text)].tolist()
     assert found is begins and again.order[again.encode(text)].tolist() == expected
-    if make is not llama:  # transformers needs a config.json for tokenizer.model
-        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
-        assert theirs(text).input_ids == [begin] * begins + expected
+    (tmp_path / 'config.json').write_text('{"model_type": "llama"}')  # transformers needs it for tokenizer.model
+    kind = transformers.LlamaTokenizer if make is llama else transformers.PreTrainedTokenizerFast
+    assert kind.from_pretrained(tmp_path)(text).input_ids == [begin] * begins + expected
+
+
+def test_written_files_of_marian_take_the_names_of_special_tokens_as_text(marian, tmp_path):
+    source, target = marian[1:]
+    write_translation_tokenizers({'source': source, 'target': target}, tmp_path, joint=True)
+    theirs = transformers.MarianTokenizer.from_pretrained(tmp_path)
+    for text in 'the </s> man', '>>fra<< <unk> <pad>':
+        assert theirs(text).input_ids == [*source.order[source.encode(text)], 0]
+        assert theirs(text_target=text).input_ids == [*target.order[target.encode(text)], 0]
+
+
+def test_a_written_tokenizer_gives_a_language_model_no_token_types(tmp_path):
+    """transformers 4 gives token types to each model by default. GPT-2 adds embeddings for them, and Llama fails."""
+    write_text_tokenizer(ByteTokenizer(), tmp_path, True)
+    written = json.loads((tmp_path / 'tokenizer_config.json').read_text())
+    assert written['model_input_names'] == ['input_ids', 'attention_mask']
 
 
 def test_special_tokens_keep_their_names(tmp_path):

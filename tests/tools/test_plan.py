@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs import demo, fine_tune, lm_1b, rnnsearch_demo, wmt14_base
+from configs import demo, fine_tune, lm_1b, rnnsearch_demo, shakespeare_char, wmt14_base
 from configs.checks import config_problems
 from input_pipeline.kept_data import save_kept_data
 from model import parameter_count
@@ -126,6 +126,17 @@ def test_a_plan_assumes_the_vocabulary_that_the_training_would_have(tmp_path, mo
         assert plan.train == first.train and 'the vocabulary has 260 tokens' in described(plan)
 
 
+def test_a_plan_for_an_imported_model_needs_its_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    imported, topology = small(), parse_topology('h100:8')
+    imported.data.tokenizer.kind = 'sentencepiece'
+    save_kept_data(tmp_path / 'data', {}, {'source_vocab_size': 900, 'target_vocab_size': 900})
+    (tmp_path / 'config.json').write_text(imported.to_json())
+    with pytest.raises(UserError, match='tokenizer.kind=sentencepiece: .* Use --config=configs/fine_tune.py:RUN'):
+        by_formula(imported, topology)
+    assert 'has 900 tokens' in described(by_formula(fine_tune.get_config(str(tmp_path)), topology))
+
+
 @pytest.mark.parametrize('option', ['r_drop', 'simcut'])
 def test_the_second_pass_of_r_drop_and_simcut_needs_memory_and_traffic(monkeypatch, option):
     monkeypatch.setattr(Recipe, 'flops', 1)
@@ -185,15 +196,15 @@ def test_meshes_multiply_to_the_devices():
         assert all(fsdp * tensor <= math.prod(topology.shape) for _, fsdp, tensor in found)
 
 
-@pytest.mark.parametrize('recipe', [lm_1b, rnnsearch_demo])
+@pytest.mark.parametrize('recipe', [lm_1b, rnnsearch_demo, shakespeare_char])
 def test_the_flags_of_every_candidate_change_its_recipe_into_the_candidate(recipe):
-    """lm_1b sets remat_keep=products, and rnnsearch has no remat. Both get another mode here."""
+    """lm_1b sets remat_keep=products, rnnsearch has no remat, and shakespeare_char has few rows."""
     config, topology, free = recipe.get_config(), parse_topology('v5e:1x2'), Figures(0, 0, 0, 0, 0, 0, ())
     config.parallel.mode = 'pmap'
     for candidate in candidates(topology, config):
         flags = as_flags(Plan(candidate, topology, sizes_of_mesh(candidate, topology), (1, 1), {}, free))
         changed = with_flags(config, flags)
-        assert changed.to_dict() == candidate.to_dict() and config_problems(changed) == [], flags
+        assert changed.to_dict() == candidate.to_dict() and config_problems(changed) == config_problems(config), flags
 
 
 @pytest.mark.slow
@@ -234,6 +245,9 @@ def test_a_search_skips_only_candidates_that_are_too_large(monkeypatch):
     errors.append(UserError('another mistake'))
     with pytest.raises(UserError, match='another mistake'):
         planning.search(small(), topology)
+    errors += [TooLarge('too large')] * 2
+    with pytest.raises(TooLarge, match='v5e:2x2: all 2 candidates that fit by formula were compiled, and none fits'):
+        planning.search(small(), topology)
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec('libtpu')), reason='libtpu is there')
@@ -263,6 +277,42 @@ def test_what_is_too_large_is_told_with_what_would_fit():
     assert by_formula(with_flags(config, str(error.value)), topology).fits
     config.model.update(d_model=2 ** 15, num_heads=128, d_ff=2 ** 17)
     assert 'no mesh, remat or train.accumulate would fit' in str(too_large(config, topology, None, whole.train.peak))
+
+
+def test_the_options_that_would_fit_need_less_memory_than_a_program_that_was_too_large(monkeypatch):
+    """By formula, the program fits. If the compiler reports no size, the suggested options only need less memory."""
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    config, topology = small(batch__tokens=2 ** 16), parse_topology('v5e:1x1')
+    own, plans = by_formula(config, topology), ranked(config, topology)
+    monkeypatch.setattr(planning, 'ranked', lambda *arguments: plans)
+    assert own.fits
+    for needed, factor in (None, 1), (2.0 ** 35, 2):
+        suggested = with_flags(config, str(too_large(config, topology, None, needed, 2.0 ** 34)))
+        assert by_formula(suggested, topology).train.peak < own.train.peak / factor
+
+
+def test_a_step_of_beam_search_that_is_too_large_says_how_to_avoid_it(monkeypatch):
+    class Programs:
+        train, decode = 'train', 'decode'
+
+        def __init__(self, *arguments):
+            pass
+
+        def figures(self, program):
+            if program == 'decode':
+                raise TooLarge('RESOURCE_EXHAUSTED', 2.0 ** 35, 2.0 ** 34)
+            return Figures(0, 0, 0, 0, 0, 0, ())
+
+        def held(self):
+            return {}
+
+    monkeypatch.setattr(planning, 'Ahead', Programs)
+    monkeypatch.setattr(planning, 'devices_of', lambda topology: [])
+    topology = parse_topology('v5e:2x2')
+    assert planning.compiled(small(), topology, decode=False).decode is None
+    with pytest.raises(TooLarge, match='v5e:2x2: a device has 16.00 GiB, but a step of beam search needs about 32.00 '
+                       'GiB. Use --nodecode, or reduce config.decode.batch_size=7 or config.decode.beam=3'):
+        planning.compiled(small(decode__batch_size=7, decode__beam=3), topology)
 
 
 def test_a_model_without_a_formula_can_be_too_large():
