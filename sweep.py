@@ -3,10 +3,10 @@
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/positions.py --workdir=sweeps/positions --jobs=2
     python sweep.py --workdir=sweeps/positions --report    # prints the results so far
 
---config.X=... sets an option in every run. A run consists of two commands, train.py and decode.py --split=... .
---dry_run prints the commands. With --workdir=DIR, the run NAME has the run directory DIR/NAME and the log
-DIR/logs/NAME.log. The same command, started again, skips finished runs and resumes interrupted runs. The report is
-printed and written to DIR as report.md, report.csv, curves.png and varied.png.
+--config.X=... sets an option in every run, unless the sweep sets the option. A run consists of two commands, train.py
+and decode.py --split=... . --dry_run prints the commands. With --workdir=DIR, the run NAME has the run directory
+DIR/NAME and the log DIR/logs/NAME.log. The same command, started again, skips finished runs and resumes interrupted
+runs. The report is printed and written to DIR as report.md, report.csv, curves.png and varied.png.
 
 With CUDA_VISIBLE_DEVICES=0,1,2,3 and --jobs=4, each run uses one GPU. Without this variable, every run uses all GPUs.
 """
@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from analysis.compare import LOGS, METRIC_NAMES, RunRecord, is_metric, load_runs, results_table
+from analysis.compare import LOGS, METRIC_NAMES, SWEEP, RunRecord, is_metric, load_runs, results_table
 from analysis.sweeping import Progress, claim_directory, logged_regularly, planned_runs, read_sweep
 from command_line import flag_files_explained, run_script
 from configs.allowed import Between
-from configs.checks import config_from
+from configs.checks import config_from, written
 from configs.options import flatten
 from configs.sweeps import Overrides
 from configs.tasks import METRICS, TASKS
-from run_directory.records import CONFIG, EDITED, ENSEMBLE, EVALUATED, read_config
+from run_directory.records import CONFIG, EDITED, ENSEMBLE, EVALUATED, MEASURED, lowered_options, read_saved_config
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded, write_text
 from runtime.locks import lock_directory
@@ -103,6 +103,10 @@ def main() -> None:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
     runs = planned_runs(GRID.value, config, read_sweep(GRID.value, config), constant)
+    for option, value in constant.items():
+        if all(option in overrides for overrides in runs.values()):
+            log.warning('--config.%s=%s applies to no run, because the sweep sets this option in every run. Remove the '
+                        'flag', option, value)
     jobs = [Job(name, run_commands(recipe, directory / name, constant | overrides), directory / LOGS / f'{name}.log')
             for name, overrides in runs.items()]
     if DRY_RUN.value:
@@ -220,10 +224,28 @@ def last_lines(path: Path) -> str:
     return '\n'.join(f'    {line}' for line in [line for line in lines if line.strip()][-LOGGED_LINES:])
 
 
-def different_precisions(runs: Sequence[RunRecord]) -> str:
-    """Returns a warning if train.matmul_precision=auto has chosen different precisions in the runs, otherwise ''."""
-    chosen = collections.Counter(read_config(run.workdir).train.matmul_precision for run in runs
-                                 if run.config['train.matmul_precision'] == 'auto' and (run.workdir / CONFIG).exists())
+def saved_options(workdir: Path) -> Overrides:
+    """Returns the options in config.json of a run. An option that was lowered has the requested value.
+
+    If the run has not begun, or its files are damaged, returns {}. Damaged files are logged.
+    """
+    if not (workdir / CONFIG).exists():
+        return {}
+    try:
+        (config, unset), lowered = read_saved_config(workdir), lowered_options(workdir)
+    except UserError as error:
+        log.warning('%s', error)
+        return {}
+    return {option: lowered.get(option, value) for option, value in flatten(config).items() if option not in unset}
+
+
+def different_precisions(runs: Sequence[RunRecord], saved: Sequence[Overrides]) -> str:
+    """Returns a warning if train.matmul_precision=auto has chosen different precisions in the runs, otherwise ''.
+
+    `saved` are the `saved_options` of each run.
+    """
+    chosen = collections.Counter(options[MEASURED[0]] for run, options in zip(runs, saved, strict=True)
+                                 if MEASURED in run.config.items() and MEASURED[0] in options)
     if len(chosen) < 2:
         return ''
     counts = ', '.join(f'{precision} in {count} of {chosen.total()} runs' for precision, count in chosen.items())
@@ -232,14 +254,35 @@ def different_precisions(runs: Sequence[RunRecord]) -> str:
             '--config.train.matmul_precision=default')
 
 
+def different_options(runs: Sequence[RunRecord], saved: Sequence[Overrides]) -> str:
+    """Returns a warning if config.json of a run has other options than sweep.json, otherwise ''.
+
+    train.py reads the recipe when a run begins. So if the recipe is edited during a sweep, later runs have the new
+    values. `saved` are the `saved_options` of each run.
+    """
+    different = []
+    for run, options in zip(runs, saved, strict=True):
+        changes = [f'{option}={written(value)} instead of {written(run.config[option])}'
+                   for option, value in options.items() if value != run.config[option]
+                   and option != 'cache_dir' and (option, run.config[option]) != MEASURED]
+        if changes:
+            different.append(f'{run.name} has {", ".join(changes)}')
+    if not different:
+        return ''
+    return (f'{len(different)} of {len(runs)} runs have other options than {SWEEP}, for example because the recipe was '
+            f'edited during the sweep ({"; ".join(different)}). The report shows the values of {SWEEP}. To repeat '
+            'these runs, restore the recipe, delete the directories of these runs, and run the same command again')
+
+
 def split_of_report(runs: Sequence[RunRecord]) -> str:
     """Returns the split of the report: --split or, with --report and without --split, the only split with results.
 
     Raises:
-      UserError: if no run has scores of --split, or if --split is missing and only several other splits have results.
+      UserError: with --report, if no run has scores of --split, or if --split is missing and only several other splits
+        have results.
     """
     splits = {'train', 'validation', 'test'}.union(*(run.results for run in runs))
-    if SPLIT.value not in splits:
+    if REPORT.value and SPLIT.value not in splits:
         raise UserError(f'--split={SPLIT.value}: no run has scores of this split{did_you_mean(SPLIT.value, splits)}')
     # Results of an edited model and of an ensemble are not scores of the runs.
     scored = sorted({split for run in runs for split in run.results if not split.endswith((ENSEMBLE, EDITED))})
@@ -272,11 +315,13 @@ def report(directory: Path) -> bool:
     from analysis.pictures import save_figure  # the import of matplotlib is slow, and --help does not need it
     from analysis.plots import plot_curves, plot_varied
 
-    table, precisions = results_table(runs, split=split), different_precisions(runs)
+    table = results_table(runs, split=split)
+    saved = [saved_options(run.workdir) for run in runs]
+    warnings = list(filter(None, [different_precisions(runs, saved), different_options(runs, saved)]))
     print(table.markdown(), end='')
-    if precisions:
-        log.warning('%s', precisions)
-    note = f'{precisions}.\n\n' if precisions else ''
+    for warning in warnings:
+        log.warning('%s', warning)
+    notes = ''.join(f'{warning}.\n\n' for warning in warnings)
     write_text(directory / 'report.csv', table.csv())
     save_figure(plot_curves(runs, shown['curves.png']), directory / 'curves.png')
     save_figure(plot_varied(runs, shown['varied.png'], split), directory / 'varied.png')
@@ -286,7 +331,7 @@ def report(directory: Path) -> bool:
         'with the best checkpoint of each run. The best values are bold. ± is the standard deviation over seeds. The '
         'learning curves are from evaluations during training. These evaluations may use another search and fewer '
         'sentences, so the order of the runs may differ. The title of each picture describes the measurement.\n\n'
-        f'{note}{table.markdown()}\n![Learning curves](curves.png)\n\n'
+        f'{notes}{table.markdown()}\n![Learning curves](curves.png)\n\n'
         '![The metric as a function of the varied options](varied.png)\n')
     log.info('wrote %s, report.csv, curves.png and varied.png', directory / 'report.md')
     if not has_metric:

@@ -7,7 +7,7 @@ parameters are the same, bit for bit, as without the interruption.
 
 Exit status: 0 if training is finished. 2 after an error, with an explanation on stderr. 75 (EX_TEMPFAIL) if training
 has saved and stopped because of SIGTERM or SIGINT. In this case, run the same command again. 130 or 143 if a second
-such signal stopped training immediately.
+such signal, at least two seconds later, stopped training immediately.
 """
 
 import logging

@@ -109,12 +109,14 @@ def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, A
         if changed:
             raise UserError('\n  '.join([f'--workdir={directory} has another sweep. The differences:', *changed])
                             + '\nUse another --workdir, or the same sweep to continue it')
-    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    elif directory.exists() and (
+            not directory.is_dir() or {path.name for path in directory.iterdir()} - {f'{SWEEP}.tmp'}):
         raise UserError(f'--workdir={directory} is not empty and has no {SWEEP}. Use a new or an empty directory')
     check_folder(directory / LOGS)
     directory.mkdir(parents=True, exist_ok=True)
     content = {'version': VERSION, 'recipe': recipe, 'sweep': file, 'config': config, 'runs': runs}
-    # This file is written first, because a directory with other files but without this file cannot be used again.
+    # This file is written first, because a directory with other files but without this file cannot be used again. If
+    # this process is killed here, only an incomplete file with the suffix .tmp remains.
     write_text(path, json.dumps(content, indent=2) + '\n')
     (directory / LOGS).mkdir(exist_ok=True)
 

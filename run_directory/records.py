@@ -5,20 +5,24 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from configs.versions import read_config_file
 from run_directory.progress import judge_all
 from runtime.errors import UserError
-from runtime.files import read_bytes
+from runtime.files import read_bytes, read_json
 
 CONFIG = 'config.json'
 EXPORTED = 'model.safetensors'  # the parameters in a folder that interchange/ has exported
 METRICS_FILE = 'metrics.jsonl'
 ENSEMBLE, EDITED = '.ensemble', '.edited'  # at the end of the names of result files
+MEASURED = ('train.matmul_precision', 'auto')  # a new run replaces 'auto' by the chosen precision, and keeps it
+LOWERED = 'data/lowered.json'  # {option: requested value}, for options that were lowered at the start (too little data)
 RECIPE = 'recipe.py'  # in runs that were imported: the recipe to train the model further
 EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics
+RESTORE = 'Restore the file from a copy of the run'
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder, without leading zeros
 
 
@@ -37,6 +41,12 @@ def read_saved_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
         return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         raise no_run(workdir) from None
+
+
+def lowered_options(workdir: Path) -> dict[str, Any]:
+    """Returns {option: requested value} for options that were lowered because there was too little data."""
+    path = workdir / LOWERED
+    return read_json(path, RESTORE) if path.exists() else {}
 
 
 def is_imported(workdir: Path) -> bool:

@@ -23,7 +23,18 @@ from input_pipeline.data import Data
 from input_pipeline.kept_data import KEPT
 from model.evaluation import Objective
 from run_directory.checksums import checksums
-from run_directory.records import CONFIG, EXPORTED, METRICS_FILE, finished_at, finished_message, read_saved_config
+from run_directory.records import (
+    CONFIG,
+    EXPORTED,
+    LOWERED,
+    MEASURED,
+    METRICS_FILE,
+    RESTORE,
+    finished_at,
+    finished_message,
+    lowered_options,
+    read_saved_config,
+)
 from runtime.agreement import different, exchange, from_leader
 from runtime.errors import UserError
 from runtime.files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
@@ -32,8 +43,6 @@ from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config: one line for each resumption that changes options
 FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
-MEASURED = ('train.matmul_precision', 'auto')  # a new run replaces 'auto' by the chosen precision, and keeps it
-LOWERED = 'lowered.json'  # {option: requested value}, for options that were lowered at the start (too little data)
 TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
 OWNER = 'owner'  # the file with the lease, a line that identifies the training that uses the directory
@@ -44,7 +53,6 @@ SPLITS = ('train', 'validation')  # the splits that training reads
 MOST_NAMES = 12  # maximum number of files in a message
 # Options that name the data and the teacher. Their values may change if the content is the same, which training checks.
 NAMING_INPUTS = ('data.dir', 'data.file', 'train.teacher', 'train.teacher_checkpoint')
-RESTORE = 'Restore the file from a copy of the run'
 
 log = logging.getLogger('allyouneed.train')
 
@@ -103,9 +111,10 @@ class RunDirectory:
         """Returns {option: value} for options that keep the value of the resumed run. Returns None for a new run."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f'--workdir={self.path} is a file. Use a directory')
-        # A training that was killed in `claim` may have left these files.
         names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-        names -= {LOCK, OWNER, f'{OWNER}.tmp', KEPT, f'{CONFIG}.tmp'}
+        # A training that was killed in `claim` may have left these files. Without a lock, the folder KEPT is not from a
+        # training, and may contain files of the user.
+        names -= {LOCK, OWNER, f'{OWNER}.tmp', f'{CONFIG}.tmp', *([KEPT] if names & {LOCK, OWNER} else [])}
         if CONFIG not in names:
             if names:
                 raise UserError(f'--workdir={self.path} is not empty and has no {CONFIG}. Use a new or an empty '
@@ -117,7 +126,7 @@ class RunDirectory:
                             '--workdir')
         self._hold()
         saved, unset = read_saved_config(self.path)
-        kept, lowered = {}, self._lowered()
+        kept, lowered = {}, lowered_options(self.path)
         for key, (old, new) in changed_keys(saved, config).items():
             if (key, new) == MEASURED:
                 kept[key] = old
@@ -140,18 +149,17 @@ class RunDirectory:
                             f'resumes ({changes}). Use another --workdir, or the values of that run')
         return kept
 
-    def _lowered(self) -> dict[str, Any]:
-        """Returns {option: requested value} for options that were lowered because there was too little data."""
-        path = self.path / KEPT / LOWERED
-        return read_json(path, RESTORE) if path.exists() else {}
-
     def check_data(self, data: Data) -> None:
         """Raises UserError if `data` differs from the data of the resumed run. The message names the changes."""
         if not self.resumed or not (changed := changed_data(self.path, data, SPLITS)):
             return
         before, now = read_json(self.path / KEPT / FINGERPRINTS, RESTORE).get('train', {}), data.fingerprint('train')
         names, held_out = self._opened['data.splits.test'], [before.get('cut_off'), now.get('cut_off')]
-        if held_out == [['validation', 'test'], ['validation']] and 'test' not in names.split(','):
+        if held_out == [['validation', 'test'], ['validation']]:
+            if 'test' in names.split(','):
+                raise UserError(f'config.data.dir={self._opened["data.dir"]} now has files of the test split, but this '
+                                f'split was held out from the training data when the run in {self.path} began. Rename '
+                                f'the files to another name NAME, and use config.data.splits.test={names},NAME')
             advice = f'Use test,{names}' if '/' not in names and names not in SPLITS else (
                 f'Move or link the files of {names} into config.data.dir under another name NAME, and use test,NAME')
             raise UserError(f'config.data.splits.test={names}: the test data that was held out when the run began '
@@ -215,13 +223,15 @@ class RunDirectory:
         data.keep(self.path / KEPT)
         self._record_inputs(data, objective)
         now = flatten(config)
+        (self.path / LOWERED).unlink(missing_ok=True)  # a start that was killed may have left this file
         if lowered := {key: value for key, value in self._opened.items()
                        if now[key] != value and (key, value) != MEASURED}:
-            write_text(self.path / KEPT / LOWERED, json.dumps(lowered, indent=2) + '\n')
+            write_text(self.path / LOWERED, json.dumps(lowered, indent=2) + '\n')
         self._write_config(config)
 
     def _record_inputs(self, data: Data, objective: Objective) -> None:
         """Writes the checksums of the teacher and then, as the sign that both are recorded, the data's fingerprints."""
+        (self.path / KEPT / TEACHER).unlink(missing_ok=True)  # a start that was killed may have left this file
         if arrays := _arrays(objective):
             write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')
         write_text(self.path / KEPT / FINGERPRINTS,
@@ -379,8 +389,15 @@ def _arrays(objective: Objective) -> dict[str, list[int]]:
 
 
 def _without_names(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fingerprint of a split with the digests of its files, in order, but without their names."""
-    return {**fingerprint, 'file': None, 'files': [digest for _, digest in _files(fingerprint)]}
+    """Returns the fingerprint of a split with the digests of its files, in order, but without their names.
+
+    A held-out validation split has the examples with the smallest hashes. They do not depend on whether test is held
+    out, too. So `cut_off` is removed, unless the split is made of the characters of a single document.
+    """
+    digests = [digest for _, digest in _files(fingerprint)]
+    single = fingerprint.get('documents') == 'file' and len(digests) == 1
+    independent = {'cut_off': None} if fingerprint.get('part') == 'validation' and not single else {}
+    return {**fingerprint, 'file': None, 'files': digests, **independent}
 
 
 def _files(fingerprint: Mapping[str, Any]) -> list[tuple[str, Any]]:

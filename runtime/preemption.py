@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -14,6 +15,10 @@ import jax
 from runtime.agreement import Greatest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Seconds. One request to stop may arrive as several signals: a terminal, systemd or Slurm may send a signal to all
+# processes of a job, and launch/tpu_vm.sh or sweep.py then also sends SIGTERM to train.py. sweep.py may need one second
+# for this.
+SAME_REQUEST = 2.0
 STOPPED = os.EX_TEMPFAIL  # exit status 75: the job has not failed, and a scheduler should start the job again
 
 log = logging.getLogger('allyouneed.train')
@@ -22,18 +27,20 @@ log = logging.getLogger('allyouneed.train')
 class StopSignals:
     """A signal handler that stops a run.
 
-    The first signal stops the run without loss of work. The second signal ends the run immediately.
+    The first signal stops the run without loss of work. A second signal ends the run immediately. Signals that arrive
+    less than SAME_REQUEST seconds after the first signal are ignored.
 
     Before the training loop, and in the body of `nothing_to_lose`, the first signal stops the run at once by raising
     SystemExit(75) in the main thread. In the body of `at_a_step`, the first signal is only recorded, and the training
     loop checks `requested` after each step.
 
-    With exits=False, for notebooks, the second signal raises KeyboardInterrupt instead of ending the process. Outside
+    With exits=False, for notebooks, a second signal raises KeyboardInterrupt instead of ending the process. Outside
     the main thread, the handler has no effect, because Python delivers signals only to the main thread.
     """
 
     def __init__(self, *, exits: bool = True):
         self._received, self._later, self._done, self._exits = None, False, 'nothing is lost', exits
+        self._first = 0.0  # the time of the first signal
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> 'StopSignals':
@@ -101,19 +108,20 @@ class StopSignals:
 
     def _note(self, number: int, _) -> None:
         if self._received is None:
-            self._received = number
+            self._received, self._first = number, time.monotonic()
             if not self._later:
                 self.leave(self._done)
-        elif not self._exits:
+        elif not self._exits and time.monotonic() - self._first >= SAME_REQUEST:
             raise KeyboardInterrupt
 
     def _listen(self) -> None:
         with self._listener:
-            count = 0
+            first = None  # the time of the first signal
             while number := self._listener.recv(1):  # empty when the pipe is closed
                 if number[0] in SIGNALS:
-                    count += 1
-                    if count == 2:
+                    if first is None:
+                        first, name = time.monotonic(), signal.Signals(number[0]).name
+                        os.write(2, f'\n{name}: stopping. Send the signal again after {SAME_REQUEST:.0f} seconds to '
+                                    'stop immediately\n'.encode())
+                    elif time.monotonic() - first >= SAME_REQUEST:
                         os._exit(128 + number[0])  # the status that a shell reports
-                    name = signal.Signals(number[0]).name
-                    os.write(2, f'\n{name}: stopping. Send the signal again to stop immediately\n'.encode())

@@ -65,8 +65,7 @@ def meet(host: str, port: int, count: int, number: int, patience: float | int) -
     """
     ticket = {'count': count, 'number': number, 'where': f'{socket.gethostname()}, PID {os.getpid()}',
               'key': uuid.uuid4().hex}
-    deadline = time.monotonic() + patience
-    verdict = _arrive(host, port, ticket, deadline) if number else _receive(host, port, ticket, deadline)
+    verdict = (_arrive if number else _receive)(host, port, ticket, patience)
     if error := verdict.get('error'):
         raise UserError(error)
     if missing := verdict.get('missing'):
@@ -78,21 +77,23 @@ def _written(host: str, port: int) -> str:
     return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
 
 
-def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
-    """Sends the ticket to process 0, and returns the verdict of process 0. Retries until the deadline."""
-    address = f'--coordinator_address={_written(host, port)}'
+def _arrive(host: str, port: int, ticket: dict[str, Any], patience: float | int) -> dict[str, str]:
+    """Sends the ticket to process 0, and returns the verdict of process 0. Retries for `patience` seconds."""
+    address, deadline = f'--coordinator_address={_written(host, port)}', time.monotonic() + patience
     waiting, reason, strangers = Waiting('the start'), None, False
     while time.monotonic() < deadline or reason is None:
         try:
             with socket.create_connection((host, port), timeout=5) as connection:
                 connection.sendall(json.dumps(ticket).encode() + b'\n')
-                connection.settimeout(max(1.0, deadline - time.monotonic()) + 2 * LINGER)
+                connection.settimeout(patience + 2 * LINGER)  # process 0 may have started just before
                 answer = connection.makefile('rb').readline(100_000)
             if verdict := _parsed(answer):
                 return verdict
             strangers, reason = strangers or bool(answer), 'the connection was closed'
         except OSError as error:
             reason = error
+            # The program that answered has ended, such as process 0 of the previous start, whose port JAX has used.
+            strangers = strangers and not isinstance(error, ConnectionRefusedError | socket.gaierror)
         waiting.log([0])
         time.sleep(0.2)
     if strangers:
@@ -103,8 +104,9 @@ def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> di
                        'address that all processes can reach'}
 
 
-def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
+def _receive(host: str, port: int, ticket: dict[str, Any], patience: float | int) -> dict[str, str]:
     """Waits for the tickets of all processes, sends the verdict to each process, and returns the verdict."""
+    deadline = time.monotonic() + patience
     with _listener(port) as listener, contextlib.ExitStack() as open_sockets:
         def leave(connection):
             open_sockets.callback(connection.close)

@@ -26,6 +26,7 @@ from model.build import build_model
 from run_directory.checkpoints import Checkpoints
 from run_directory.progress import due_at
 from runtime.errors import UserError, full_disk, full_disk_explained
+from runtime.preemption import SAME_REQUEST
 from tests.tiny_run import outcome, said, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.metrics import MetricsWriter
@@ -204,8 +205,19 @@ def test_a_second_signal_ends_at_once_even_where_python_waits(number):
         process.send_signal(number)
         while b'Send the signal again' not in process.stderr.readline():
             assert process.poll() is None
+        time.sleep(SAME_REQUEST)
         process.send_signal(number)
         assert process.wait(300) == 128 + number
+
+
+@pytest.mark.parametrize('exits', [True, False], ids=['command', 'notebook'])
+def test_one_request_to_stop_may_arrive_as_two_signals(exits):
+    code = ('import os, signal, time; from runtime.preemption import StopSignals\n'
+            f'with StopSignals(exits={exits}) as stop, stop.at_a_step():\n'
+            '    for number in (signal.SIGINT, signal.SIGTERM):\n'
+            '        os.kill(os.getpid(), number); time.sleep(0.1)\n'
+            'stop.leave("saved")')
+    assert subprocess.run([sys.executable, '-c', code], cwd=ROOT, timeout=100).returncode == 75
 
 
 # A full disk

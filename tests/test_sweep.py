@@ -210,6 +210,12 @@ def test_mistakes_are_explained(bench, grid, expected):
     assert done.returncode == 2 and expected in done.stderr and not (bench / 'out').exists()
 
 
+def test_a_flag_that_applies_to_no_run_is_warned_of(bench):
+    done = sweep(bench, '--dry_run', '--config.seed=7')
+    assert '--config.seed=7 applies to no run, because the sweep sets this option in every run' in done.stderr
+    assert 'train.steps' not in done.stderr
+
+
 def test_a_report_says_that_the_runs_have_chosen_different_precisions(bench):
     (bench / 'out').mkdir()
     (bench / 'out/sweep.json').write_text(json.dumps({
@@ -222,8 +228,28 @@ def test_a_report_says_that_the_runs_have_chosen_different_precisions(bench):
     sentence = ('auto has chosen different precisions (bfloat16 in 2 of 3 runs, default in 1 of 3 runs), so '
                 'differences between the runs may come from the precision. To avoid this, start a new sweep with '
                 '--config.train.matmul_precision=default')
-    assert done.returncode == 0 and sentence in done.stderr
+    assert done.returncode == 0 and sentence in done.stderr and 'other options' not in done.stderr
     assert f'{sentence}.\n\n| ' in (bench / 'out/report.md').read_text()
+
+
+def test_a_report_says_which_runs_have_other_options_than_the_sweep(report, tmp_path, caplog):
+    (tmp_path / 'one/data').mkdir(parents=True)
+    (tmp_path / 'one/config.json').write_text(json.dumps({
+        'cache_dir': 'elsewhere', 'model': {'d_ff': 64, 'dropout': 0.1}, 'data': {'tokenizer': {'vocab_size': 999}}}))
+    (tmp_path / 'one/data/lowered.json').write_text('{"data.tokenizer.vocab_size": 8000}')
+    report()
+    sentence = ('1 of 1 runs have other options than sweep.json, for example because the recipe was edited during the '
+                'sweep (one has model.d_ff=64 instead of 2048). The report shows the values of sweep.json.')
+    assert [sentence in text for text in (caplog.text, (tmp_path / 'report.md').read_text())] == [True, True]
+    caplog.clear()
+    (tmp_path / 'one/config.json').write_text('{')
+    report()
+    assert 'one/config.json' in caplog.text and 'other options' not in caplog.text
+
+
+def test_the_report_at_the_end_of_a_sweep_needs_no_scores_of_the_split(report, tmp_path):
+    report(split='news')
+    assert 'on the whole news split' in (tmp_path / 'report.md').read_text()
 
 
 def write_scores(workdir, **splits):
@@ -236,12 +262,13 @@ def write_scores(workdir, **splits):
 def report(tmp_path, monkeypatch):
     """A function that writes the report of a sweep of the run 'one', and returns the pictures instead of saving them.
 
-    The flags are --report and --metric.
+    The flags are --report and --metric. With `split`, the report is that of a sweep with this --split.
     """
     (tmp_path / 'sweep.json').write_text(json.dumps({'config': {}, 'runs': {'one': {}}}))
 
-    def report(metric=None):
-        for flag, value, present in ('REPORT', True, 1), ('SPLIT', 'validation', 0), ('METRIC', metric, 1):
+    def report(metric=None, split=None):
+        for flag, value, present in (
+                ('REPORT', split is None, 1), ('SPLIT', split or 'validation', bool(split)), ('METRIC', metric, 1)):
             monkeypatch.setattr(sweep_script, flag, types.SimpleNamespace(value=value, present=present))
         drawn = {}
         monkeypatch.setattr(pictures, 'save_figure', lambda figure, path: drawn.update({path.name: figure}))
@@ -303,6 +330,12 @@ def test_a_directory_of_other_files_is_not_used(bench):
     assert [path.name for path in (bench / 'out').iterdir()] == ['thesis.tex']
 
 
+def test_a_sweep_that_was_killed_while_it_wrote_sweep_json_can_start_again(tmp_path):
+    (tmp_path / 'sweep.json.tmp').write_text('{"half')
+    sweeping.claim_directory(tmp_path, 'demo.py', 'grid.py', {}, {'one': {}})
+    assert json.loads((tmp_path / 'sweep.json').read_text())['runs'] == {'one': {}}
+
+
 @pytest.mark.slow
 def test_a_real_sweep_killed_half_way(tmp_path):
     """Two seeds, on the built-in corpus; killed in the second run."""
@@ -322,7 +355,7 @@ def test_a_real_sweep_killed_half_way(tmp_path):
     assert process.wait(600) == 130
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=6000)
     assert done.returncode == 0, done.stderr
-    assert '2 runs: 1 finished, 0 failed before, 1 remaining' in done.stderr
+    assert '2 runs: 1 finished, 0 failed before, 1 remaining' in done.stderr and 'other options' not in done.stderr
     assert 'resuming from step' in (tmp_path / 'out/logs/seed=1.log').read_text()
     rows = list(csv.DictReader((tmp_path / 'out/report.csv').open()))
     assert [row['seeds'] for row in rows] == ['2']

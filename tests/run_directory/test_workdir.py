@@ -16,6 +16,7 @@ import pytest
 import inference
 from configs import base
 from input_pipeline.data import open_data
+from input_pipeline.documents import open_documents
 from run_directory import workdir as run_directory
 from run_directory.records import read_config
 from run_directory.workdir import RunDirectory
@@ -183,6 +184,24 @@ def test_a_start_that_was_killed_early_leaves_nothing_in_the_way(tmp_path, cache
     assert steps(workdir) == [1]
 
 
+def test_a_folder_data_that_is_not_from_a_killed_start_is_not_used(tmp_path, cache):
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data' / 'source.model').write_text('precious')
+    with pytest.raises(UserError, match='is not empty and has no config.json'):
+        RunDirectory(str(tmp_path), tiny_config(cache))
+
+
+def test_a_killed_start_leaves_no_teacher_and_no_lowered_options_to_the_next_start(tmp_path, cache):
+    config, teacher = tiny_config(cache), jax.tree_util.Partial(lambda *_: None, {'w': jnp.ones(3)})
+    data, kept = open_data(config), tmp_path / 'data'
+    for objective in teacher, lambda *_: None:
+        (tmp_path / 'config.json').unlink(missing_ok=True)
+        with RunDirectory(str(tmp_path), config) as directory:
+            directory.claim(config, data, objective)
+        assert (kept / 'teacher.json').exists() == (objective is teacher) and not (kept / 'lowered.json').exists()
+        (kept / 'lowered.json').write_text('{"train.steps": 99}')
+
+
 @pytest.mark.slow
 def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
     folder = tmp_path / 'data'
@@ -233,6 +252,23 @@ def test_test_sets_can_be_added_only_if_held_out_test_data_stays_held_out(tmp_pa
             opened(name)
     after = opened('test,a,b')
     assert after.pairs('test') == before and len(before) == 6 and after.pairs('b') == [('one', 'un')]
+    (tmp_path / 'test.tsv').write_text('one\tun\n')
+    for names in 'test', 'test,a':
+        with pytest.raises(UserError, match=f'dir={tmp_path} now has files of the test .*splits.test={names},NAME$'):
+            opened(names)
+
+
+@pytest.mark.parametrize('kind, changed', [('line', []), ('file', ['validation: its text'])])
+def test_files_of_the_test_split_change_held_out_validation_data_only_in_a_single_document(kind, changed, tmp_path):
+    (tmp_path / 'train.txt').write_text('one\ntwo\nthree\nfour\n')
+    (tmp_path / 'data').mkdir()
+    options = base.get_config().data
+    options.update(source='files', dir=str(tmp_path), documents=kind)
+    (tmp_path / 'data' / 'fingerprints.json').write_text(json.dumps(
+        {'validation': open_documents(options).fingerprint('validation')}))
+    (tmp_path / 'test.txt').write_text('five\n')
+    data = mock.Mock(fingerprint=open_documents(options).fingerprint)
+    assert run_directory.changed_data(tmp_path, data, ['validation']) == changed
 
 
 def test_the_data_of_a_renamed_folder_is_unchanged(tmp_path, cache):

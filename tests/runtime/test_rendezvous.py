@@ -72,6 +72,16 @@ def test_a_missing_process_is_named_and_is_no_error_of_the_user(caplog, monkeypa
                for error in errors)
 
 
+def test_a_process_that_starts_long_before_process_0_learns_which_process_is_missing(monkeypatch):
+    monkeypatch.setattr(rendezvous, 'LINGER', 0.25)
+    port = free_port()
+    with futures.ThreadPoolExecutor(1) as pool:
+        early = pool.submit(gather, (3, 1), port=port, patience=2)
+        time.sleep(1.2)
+        errors = gather((3, 0), port=port, patience=2) + early.result()
+    assert all(isinstance(error, Missing) and 'process 2 of 3 did not arrive' in str(error) for error in errors), errors
+
+
 def test_a_missing_process_0_is_no_error_of_the_user():
     [error] = gather((2, 1), patience=0.5)
     assert isinstance(error, Missing) and 'process 0 does not answer at this address' in str(error)
@@ -161,6 +171,21 @@ def test_another_program_at_the_address_is_named():
         threading.Thread(target=answer, daemon=True).start()
         [error] = gather((2, 1), port=other.getsockname()[1], patience=0.3)
     assert isinstance(error, UserError) and 'another program answers at this address' in str(error)
+
+
+def test_another_program_at_the_address_that_has_ended_is_no_error_of_the_user():
+    """JAX of the previous process 0 answers to a process that was started again. Then the previous process 0 ends."""
+    def answer():
+        connection, _ = other.accept()
+        other.close()
+        connection.sendall(b'\x00\x00\x18\x04\n')
+        connection.close()
+
+    other = socket.create_server(('localhost', 0))
+    port = other.getsockname()[1]
+    threading.Thread(target=answer, daemon=True).start()
+    [error] = gather((2, 1), port=port, patience=1)
+    assert isinstance(error, Missing) and 'process 0 does not answer at this address' in str(error)
 
 
 def test_noise_at_the_port_does_not_disturb_the_meeting():

@@ -13,6 +13,7 @@ import inference
 import training
 from input_pipeline.array_batches import ArrayPlan
 from run_directory.records import METRICS_FILE, read_metrics
+from runtime import preemption
 from runtime.errors import UserError
 from tests.tiny_run import outcome, said, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
@@ -59,6 +60,7 @@ def test_a_second_interrupt_leaves_the_kernel_alive(tmp_path, cache, monkeypatch
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
+    monkeypatch.setattr(preemption, 'SAME_REQUEST', 0.0)
     monkeypatch.setattr(loop, 'make_step', twice)
     with pytest.raises(KeyboardInterrupt):
         training.train(tiny_config(cache), tmp_path / 'run')
