@@ -105,8 +105,8 @@ def main() -> None:
     runs = planned_runs(GRID.value, config, read_sweep(GRID.value, config), constant)
     for option, value in constant.items():
         if all(option in overrides for overrides in runs.values()):
-            log.warning('--config.%s=%s applies to no run, because the sweep sets this option in every run. Remove the '
-                        'flag', option, value)
+            log.warning('the sweep sets config.%s in every run, so --config.%s=%s has an effect only if %s reads this '
+                        'option of the recipe', option, option, value, GRID.value)
     jobs = [Job(name, run_commands(recipe, directory / name, constant | overrides), directory / LOGS / f'{name}.log')
             for name, overrides in runs.items()]
     if DRY_RUN.value:
@@ -271,7 +271,8 @@ def different_options(runs: Sequence[RunRecord], saved: Sequence[Overrides]) -> 
         return ''
     return (f'{len(different)} of {len(runs)} runs have other options than {SWEEP}, for example because the recipe was '
             f'edited during the sweep ({"; ".join(different)}). The report shows the values of {SWEEP}. To repeat '
-            'these runs, restore the recipe, delete the directories of these runs, and run the same command again')
+            'these runs, restore the recipe, delete the directories of these runs, and run the same command again with '
+            '--retry_failed')
 
 
 def split_of_report(runs: Sequence[RunRecord]) -> str:

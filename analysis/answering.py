@@ -303,8 +303,10 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     name = results_name(split, run.workdirs, request.edits_model)
     write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
     write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
+    if not (page or request.draws_attention):
+        return results
     if isinstance(run.model, Predictor):
-        count = max(request.picture_count, request.explain_count if page else 0)
+        count = max(request.picture_count if request.draws_attention else 0, request.explain_count if page else 0)
         predictions = run.model.predict_raw(data.arrays.prepared(split, run.model.form)[:count], options.batch_size)
         draw_examples(request, run.model, predictions)
         explain_examples(run.model, predictions, page, map(run.model.named_target, data.arrays.targets(split)))
@@ -312,7 +314,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
             path = Path(request.pictures or '') / f'confusion_{name}.png'
             save_figure(confusion_figure(results['confusion_matrix'], run.model.classes), path)
             log.info('%s', path)
-    elif page or request.draws_attention:
+    else:
         explain_split(request, run.model, data, split, options, page)
     return results
 

@@ -104,9 +104,9 @@ class Translator(SearchModel):
         begins = []
         for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):
             begin = encode_prefix(tokenizer, prefix)
-            # After a space at the end, another token must follow. In some vocabularies, NEW_WORD stands for this token.
-            follows = bool(begin.prefix) and prefix.endswith(' ') and NEW_WORD not in begin.prefix
-            count = len(begin.prefix) + follows
+            # After a space at the end, there must be room for the next word. NEW_WORD already counts for its first token.
+            before_word = bool(begin.prefix) and prefix.endswith(' ')
+            count = len(begin.prefix) + (before_word and NEW_WORD not in begin.prefix)
             limit = self._search_input(tokens, options).limit
             problem = None
             if prefix.strip() and not tokens:
@@ -116,8 +116,9 @@ class Translator(SearchModel):
             elif count >= limit:
                 advice = (' (config.model.max_length). Shorten the prefix' if limit == self.module.length_limit else
                           '. Increase --extra_length, or shorten the prefix')
-                problem = (f'this prefix needs {count} tokens, but the translation may have at most {limit} tokens, '
-                           f'including the end token{advice}')
+                with_word = ', including the beginning of the next word' if before_word else ''
+                problem = (f'this prefix needs {count} tokens{with_word}, but the translation may have at most {limit} '
+                           f'tokens, including the end token{advice}')
             elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
                 problem = 'this prefix contains a word to avoid'
             if problem:

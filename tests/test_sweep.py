@@ -210,9 +210,9 @@ def test_mistakes_are_explained(bench, grid, expected):
     assert done.returncode == 2 and expected in done.stderr and not (bench / 'out').exists()
 
 
-def test_a_flag_that_applies_to_no_run_is_warned_of(bench):
+def test_a_flag_of_an_option_that_the_sweep_sets_in_every_run_is_warned_of(bench):
     done = sweep(bench, '--dry_run', '--config.seed=7')
-    assert '--config.seed=7 applies to no run, because the sweep sets this option in every run' in done.stderr
+    assert 'the sweep sets config.seed in every run, so --config.seed=7 has an effect only if' in done.stderr
     assert 'train.steps' not in done.stderr
 
 

@@ -73,12 +73,12 @@ def test_a_missing_process_is_named_and_is_no_error_of_the_user(caplog, monkeypa
 
 
 def test_a_process_that_starts_long_before_process_0_learns_which_process_is_missing(monkeypatch):
-    monkeypatch.setattr(rendezvous, 'LINGER', 0.25)
+    monkeypatch.setattr(rendezvous, 'LINGER', 1)
     port = free_port()
     with futures.ThreadPoolExecutor(1) as pool:
-        early = pool.submit(gather, (3, 1), port=port, patience=2)
-        time.sleep(1.2)
-        errors = gather((3, 0), port=port, patience=2) + early.result()
+        early = pool.submit(gather, (3, 1), port=port, patience=6)
+        time.sleep(3)
+        errors = gather((3, 0), port=port, patience=6) + early.result()
     assert all(isinstance(error, Missing) and 'process 2 of 3 did not arrive' in str(error) for error in errors), errors
 
 
