@@ -32,6 +32,7 @@ from runtime.schema import Count, read_as
 ADVICE = 'Use a folder into which save_pretrained has written the model and the tokenizer'
 MARIAN = ('source.spm', 'target.spm', 'vocab.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
+GPT2_CLASSES = (None, 'GPT2Tokenizer', 'GPT2TokenizerFast')  # tokenizer_class of GPT-2's tokenizer in transformers
 
 Content = TypeVar('Content')
 
@@ -44,6 +45,7 @@ class _AddedToken(msgspec.Struct):
 
 class _TokenizerConfig(msgspec.Struct):
     """The fields of tokenizer_config.json that affect how a text is tokenized."""
+    tokenizer_class: str | None = None
     separate_vocabs: bool = False
     add_bos_token: bool | None = None
     add_prefix_space: bool | None = None
@@ -94,6 +96,11 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
     if os.path.lexists(path := folder / 'tokenizer.json'):  # a pipe or a broken link is an error, not a missing file
         content = _read(path, lambda: read_bytes(path).decode())
         original = _read(path, lambda: tokenizers_library().Tokenizer.from_str(content))
+        # In transformers, GPT-2's tokenizer uses add_prefix_space of tokenizer_config.json (default: false) instead of
+        # the value in tokenizer.json.
+        if (config.model_type == 'gpt2' and own.tokenizer_class in GPT2_CLASSES
+                and isinstance(original.pre_tokenizer, tokenizers_library().pre_tokenizers.ByteLevel)):
+            original.pre_tokenizer.add_prefix_space = bool(own.add_prefix_space)
         tokenizer, begins = _of_library(path, config, own, original)
     elif os.path.lexists(path := folder / 'tokenizer.model'):
         tokenizer, begins = _sentencepiece(path, config, own)
@@ -162,14 +169,19 @@ def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> No
         'model_input_names': ['input_ids', 'attention_mask'],  # the default of transformers 4 also has token_type_ids
         'split_special_tokens': True}  # here, '</s>' in a text is ordinary text
     if isinstance(tokenizer, SentencePieceTokenizer):
-        (folder / 'tokenizer.model').write_bytes(tokenizer.parts[0])
-        config |= {'tokenizer_class': 'LlamaTokenizer'} | {
+        model, _ = tokenizer.parts
+        proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # pyright: ignore[reportAttributeAccessIssue]
+        (folder / 'tokenizer.model').write_bytes(model)
+        config |= {'tokenizer_class': 'LlamaTokenizer', 'add_prefix_space': proto.normalizer_spec.add_dummy_prefix} | {
             f'{kind}_token': tokenizer.name_of(int(tokenizer.order[token]))
             for kind, token in (('bos', BOS), ('eos', EOS), ('unk', UNK)) if tokenizer.order[token] >= 0}
     elif isinstance(tokenizer, TokenizersTokenizer):
         start, end = int(tokenizer.order[BOS]), int(tokenizer.order[EOS])
         config |= {'bos_token': tokenizer.name_of(start), 'eos_token': tokenizer.name_of(end),
                    'split_special_tokens': tokenizer.split_special_tokens}
+        splits = json.loads(tokenizer.json)['pre_tokenizer'] or {}
+        if 'add_prefix_space' in splits:  # GPT2Tokenizer of transformers ignores the value in tokenizer.json
+            config['add_prefix_space'] = splits['add_prefix_space']
         write_text(folder / 'tokenizer.json', _with_start(tokenizer.json, begins, config['bos_token'], start))
     else:
         write_text(folder / 'tokenizer.json', _with_start(_as_tokenizer_json(tokenizer), begins, SPECIAL[BOS], BOS))
@@ -306,6 +318,8 @@ def _sentencepiece(path: Path, config: ForeignConfig, own: _TokenizerConfig) -> 
     """Returns the tokenizer of a SentencePiece model, and whether texts begin with the start token."""
     model, begins = read_bytes(path), own.add_bos_token is not False
     processor = _read(path, lambda: sentencepiece.SentencePieceProcessor(model_proto=model))
+    if (prefix := own.add_prefix_space) is not None:
+        model = _read(path, lambda: with_dummy_prefix(model, prefix))
     _check_size(path, size := processor.get_piece_size(), config.vocab_size)
     special = _special(
         path.parent, config, processor.unk_id(), processor.bos_id() if begins and processor.bos_id() >= 0 else None,

@@ -40,12 +40,12 @@ def write_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path) -> None:
             tokenizer.save(folder / f'{side}.json')
 
 
-def with_dummy_prefix(model: bytes) -> bytes:
-    """Returns a copy of a SentencePiece model that adds a space before each text.
+def with_dummy_prefix(model: bytes, prefix: bool = True) -> bytes:
+    """Returns a copy of a SentencePiece model that adds a space before each text if `prefix` is true.
 
     In this project, the class SubwordTokenizer adds this space, not the SentencePiece model. Other libraries expect
     that the SentencePiece model adds the space.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # pyright: ignore[reportAttributeAccessIssue]
-    proto.normalizer_spec.add_dummy_prefix = True
+    proto.normalizer_spec.add_dummy_prefix = prefix
     return proto.SerializeToString()

@@ -21,6 +21,7 @@ from input_pipeline.foreign_tokenizers import NONE, sentencepiece_tokenizer, tok
 from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, ByteTokenizer, CharTokenizer, load_tokenizer
 from interchange.foreign_config import ForeignConfig
 from interchange.huggingface_tokenizers import (
+    byte_level_bpe,
     original_order,
     read_text_tokenizer,
     write_text_tokenizer,
@@ -315,12 +316,32 @@ def test_a_vocab_json_of_another_family_than_gpt2_is_refused(tmp_path):
         read_vocabulary(tmp_path, 'qwen2')
 
 
+@pytest.mark.parametrize('in_file, options, expected', [  # in_file is None if the folder has no tokenizer.json
+    (None, {'add_prefix_space': False}, False), (None, {'add_prefix_space': True}, True),
+    (False, {'add_prefix_space': True}, True), (True, {'add_prefix_space': False}, False), (True, {}, False),
+    (False, {'add_prefix_space': True, 'tokenizer_class': 'GPT2Tokenizer'}, True),
+    (True, {'tokenizer_class': 'PreTrainedTokenizerFast'}, True)])
+def test_a_space_is_added_before_a_text_of_gpt2_as_in_transformers(in_file, options, expected, tmp_path):
+    tokenizer, _ = read_vocabulary(tmp_path, **options)
+    if in_file is not None:
+        original = byte_level_bpe(tmp_path / 'vocab.json', tmp_path / 'merges.txt', in_file)
+        tokenizer, _ = read_with(tmp_path, original, 9, kind='gpt2', start=3, end=3, **options)
+    (tmp_path / 'config.json').write_text('{"model_type": "gpt2"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    numbers = [4] * expected + [2]  # \u0120 is a space
+    assert tokenizer.order[tokenizer.encode('ab')].tolist() == theirs('ab').input_ids == numbers
+
+
 @pytest.mark.parametrize('add_prefix_space', [False, True])
-def test_a_space_is_added_before_a_text_of_gpt2_as_in_transformers(add_prefix_space, tmp_path):
-    tokenizer, _ = read_vocabulary(tmp_path, add_prefix_space=add_prefix_space)
-    theirs = transformers.GPT2Tokenizer.from_pretrained(tmp_path)
-    expected = [4] * add_prefix_space + [2]  # \u0120 is a space
-    assert tokenizer.order[tokenizer.encode('ab')].tolist() == theirs('ab').input_ids == expected
+@pytest.mark.parametrize('read_from, kind', [(read_vocabulary, 'gpt2'), (read_llama, 'llama')])
+def test_a_written_tokenizer_adds_a_space_before_a_text_as_the_original(read_from, kind, add_prefix_space, tmp_path):
+    tokenizer, _ = read_from(tmp_path, add_prefix_space=add_prefix_space, add_bos_token=False)
+    (tmp_path / 'written').mkdir()
+    write_text_tokenizer(tokenizer, tmp_path / 'written', False)
+    theirs = {'gpt2': transformers.GPT2Tokenizer, 'llama': transformers.LlamaTokenizer}[kind]
+    for folder in tmp_path, tmp_path / 'written':
+        (folder / 'config.json').write_text(json.dumps({'model_type': kind}))
+        assert theirs.from_pretrained(folder)('ab').input_ids == tokenizer.order[tokenizer.encode('ab')].tolist()
 
 
 @pytest.mark.parametrize('read_from, known', [(read_vocabulary, '<|endoftext|>'), (read_llama, '</s>')])
