@@ -338,11 +338,14 @@ def check_not_empty(runs: Sequence[RunRecord]) -> None:
         raise UserError('runs=[]: at least one run is required. Use the result of load_runs')
 
 
-def by_setting(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
-    """Groups runs that differ only in the seed, in the order of each group's first run."""
-    settings = {}
+def by_setting(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Groups runs that differ only in the seed, in the order of each group's first run.
+
+    A run that sets an option to the value in the recipe is in the same group as a run that does not set the option.
+    """
+    settings, varied = {}, varied_options(runs)
     for run in runs:
-        settings.setdefault(repr(sorted(run.settings.items())), []).append(run)
+        settings.setdefault(tuple(run.config[option] for option in varied), []).append(run)
     return list(settings.values())
 
 

@@ -1,6 +1,8 @@
 """Pictures of attention (matrices of tokens, or shades over an image or a series) and of positional encodings."""
 
+import contextlib
 import functools
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,9 @@ from runtime.files import expanded
 if TYPE_CHECKING:  # imported in the functions that draw, because the import is slow
     from matplotlib.figure import Figure
 
+log = logging.getLogger('allyouneed.pictures')
+
+BOX = '\u25a1'  # is drawn for a character that no font has
 MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
 MOST_TOKENS = 128  # maximum number of tokens on an axis; more names would not be readable
 MOST_VALUES = 4  # maximum number of predicted values in the title of a picture
@@ -152,7 +157,7 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
     bar = figure.colorbar(image, ax=panels, fraction=0.4 / figure.get_figwidth(), pad=0.01, aspect=30)
     bar.set_label('weight', fontsize=8)
     bar.ax.tick_params(labelsize=7)
-    return figure
+    return _with_fonts(figure)
 
 
 def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndarray, '*space channels'],
@@ -180,7 +185,7 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
                 bar.solids.set_alpha(1)
             bar.ax.tick_params(labelsize=7)
             bar.ax.yaxis.label.set_fontsize(8)
-    return figure
+    return _with_fonts(figure)
 
 
 def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> 'Figure':
@@ -198,7 +203,7 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
         axes.set_yticks(range(values.shape[0]), [f'layer {1 + layer}' for layer in range(values.shape[0])], fontsize=7)
         axes.tick_params(length=0)
     figure.suptitle(_printable(title), fontsize=10)
-    return figure
+    return _with_fonts(figure)
 
 
 def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], columns: Sequence[str],
@@ -223,7 +228,7 @@ def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], 
     axes.tick_params(length=0)
     axes.set(xlabel=across, ylabel=down)
     figure.colorbar(image, label=_printable(label))
-    return figure
+    return _with_fonts(figure)
 
 
 def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> 'Figure':
@@ -258,7 +263,7 @@ def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequen
         dark = counts[row, column] > totals[row] / 2
         axes.text(column, row, str(counts[row, column]), ha='center', va='center', fontsize=7,
                   color='white' if dark else 'black')
-    return figure
+    return _with_fonts(figure)
 
 
 def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
@@ -338,6 +343,58 @@ def _number(text: str, most: int, what: str, look: str) -> int:
 
 
 def _printable(text: str) -> str:
-    # matplotlib would read a dollar as the start of a formula. Some characters are not in any font.
-    text = text.replace('$', r'\$')
-    return ''.join(character if character.isprintable() else f'U+{ord(character):04X}' for character in text)
+    """Returns a text without the characters that matplotlib cannot draw."""
+    shown = ''.join(character if character.isprintable() else f'U+{ord(character):04X}' for character in text)
+    for character in set(shown):
+        if not _family(character):
+            _warn_of_boxes()
+            shown = shown.replace(character, BOX)
+    return shown.replace('$', r'\$')  # a dollar would be the start of a formula
+
+
+def _with_fonts(figure: 'Figure') -> 'Figure':
+    """Adds to each text of a figure the fonts of the characters that matplotlib's configured fonts do not have."""
+    from matplotlib.text import Text
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        families = text.get_fontfamily()
+        text.set_fontfamily([*families, *sorted({*map(_family, text.get_text())} - {'', *families})])
+    return figure
+
+
+@functools.cache
+def _family(character: str) -> str:
+    """Returns a font family that has a character, or '' if no font has it. The configured families have priority."""
+    import matplotlib
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+    for family in matplotlib.rcParams['font.family']:
+        if get_font(findfont(FontProperties(family=[family]))).get_char_index(ord(character)):
+            return family
+    return _installed_families().get(ord(character), '')
+
+
+@functools.cache
+def _installed_families() -> dict[int, str]:
+    """Returns {code point: family} for the characters of all installed fonts. Sans serif families have priority."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+    from matplotlib.ft2font import FT2Font
+    # matplotlib keeps its list of fonts in a file. Fonts that were installed later are not in the list.
+    for path in sorted({*findSystemFonts()} - {entry.fname for entry in fontManager.ttflist}):
+        with contextlib.suppress(Exception):  # matplotlib skips unusable fonts in the same way
+            fontManager.addfont(path)
+    files = {}
+    for entry in sorted(fontManager.ttflist, key=lambda entry: (entry.style != 'normal', entry.weight != 400)):
+        # The first kind has a box for every character. matplotlib cannot draw the second kind.
+        if not re.search('Last ?Resort|Color Emoji', entry.name):
+            files.setdefault(entry.name, entry.fname)
+    families = {}
+    for family in sorted(files, key=lambda name: ('Sans' not in name, name), reverse=True):  # the last family wins
+        with contextlib.suppress(OSError, RuntimeError):  # a file that was removed or is damaged
+            families.update(dict.fromkeys(FT2Font(files[family]).get_charmap(), family))
+    return families
+
+
+@functools.cache
+def _warn_of_boxes() -> None:
+    log.warning('pictures show a box (%s) in place of each character that no installed font has. Install fonts for the '
+                'language, such as Noto, or use decode.py --explain: its page uses the fonts of the browser', BOX)

@@ -24,7 +24,7 @@ from input_pipeline.input_format import (
     described_inputs,
     is_name,
     pad_series,
-    visible_steps,
+    steps_before_padding,
 )
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
 from input_pipeline.sources import source_of
@@ -244,7 +244,7 @@ class ArrayData:
             steps = self._whole('train').inputs.shape[1]
         inputs = pad_series(inputs, (steps, inputs.shape[2]), where)
         check_series(inputs, where, self._missing)
-        absent = np.isnan(inputs[visible_steps(inputs)])
+        absent = np.isnan(inputs[steps_before_padding(inputs)])
         if absent.any():
             say(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They are replaced by the mean of '
                 'the channel')

@@ -202,6 +202,11 @@ def visible_steps(series: Num[np.ndarray, 'examples time channels']) -> Bool[np.
     return np.logical_not(np.isnan(series).all(axis=-1))
 
 
+def steps_before_padding(series: Num[np.ndarray, 'examples time channels']) -> Bool[np.ndarray, 'examples time']:
+    """Returns True for each step up to the last step with a value. All later steps are padding."""
+    return np.maximum.accumulate(visible_steps(series)[:, ::-1], axis=1)[:, ::-1]
+
+
 def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
                where: str) -> Num[np.ndarray, 'examples time channels']:
     """Returns series of different lengths as one array. Shorter series end with steps of NaN.
@@ -217,8 +222,7 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
     for index, array in enumerate(series):
         _check_type(array, where)
         if array.ndim == 2:
-            last = np.flatnonzero(visible_steps(array[None])[0]).max(initial=-1)
-            array = array[:max(shape[0], last + 1)]
+            array = array[:max(shape[0], steps_before_padding(array[None]).sum())]
         if array.ndim != 2 or array.shape[1] != shape[1] or len(array) > shape[0]:
             raise UserError(f'{where}: example {index} has the shape {array.shape}, but the model reads series of at '
                             f'most {shape[0]} steps with {shape[1]} channels')
@@ -266,8 +270,7 @@ def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, 
     Raises:
       UserError: if NaN is not allowed at its position, a value is infinite or too large, or a series has no values.
     """
-    absent = np.isnan(series)
-    within = np.maximum.accumulate(visible_steps(series)[:, ::-1], axis=1)[:, ::-1]  # before the padding
+    absent, within = np.isnan(series), steps_before_padding(series)
     check_numbers(np.where(absent & (missing | ~within[..., None]), 0, series), where)
     empty = ~within.any(axis=1)
     if empty.any():

@@ -187,8 +187,9 @@ def key(content: bytes) -> int:
 
 
 def text_key(text: str) -> int:
-    """Returns a hash of a text that does not depend on case, spaces and Unicode forms (NFC, NFD, full width).
+    """Returns a hash of a text that does not depend on case and Unicode forms (NFC, NFD, full width).
 
-    So texts that differ only in these properties are in the same split.
+    White space of any length and kind counts as one space, and white space at the ends does not count. So texts
+    that differ only in these properties are in the same split.
     """
     return key(' '.join(unicodedata.normalize('NFKC', text).casefold().split()).encode(errors='surrogatepass'))

@@ -77,6 +77,17 @@ def test_a_sweep_becomes_a_table(sweep):
     assert float(rows[0]['bleu_sd']) == pytest.approx(0.5 ** 0.5) and rows[2]['bleu_sd'] == ''
 
 
+def test_a_run_that_sets_an_option_to_the_value_in_the_recipe_is_a_seed_of_the_recipe(tmp_path):
+    sweep = {'a': {'model.num_heads': 4}, 'b': {'model.num_heads': 2}, 'c': {'seed': 1}, 'd': {'seed': 2}}
+    for name, overrides in sweep.items():
+        write_run(tmp_path / name, overrides, 20.0)
+    (tmp_path / SWEEP).write_text(json.dumps({'config': CONFIG, 'runs': sweep}))
+    runs = load_runs(tmp_path)
+    assert [(row['num_heads'], row['seeds']) for row in results_table(runs).rows] == [(4, 3), (2, 1)]
+    [legend] = plot_curves(runs).legends
+    assert [text.get_text() for text in legend.get_texts()] == ['num_heads=4', 'num_heads=2']
+
+
 def test_a_failed_run_that_was_finished_by_hand_is_finished_on_the_splits_with_results(sweep):
     first = load_runs(sweep)[0]
     (sweep / LOGS / f'{first.name}.failed').write_text('exit status 1')

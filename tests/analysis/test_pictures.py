@@ -1,10 +1,14 @@
 """What pictures show."""
 
+import functools
 import itertools
+import logging
+import warnings
 
 import numpy as np
 import pytest
 
+from analysis import pictures
 from analysis.pictures import (
     answer_figure,
     attention_figure,
@@ -77,6 +81,30 @@ def test_dollars_in_the_names_of_classes_are_no_formula(tmp_path):
     figure = example_figure(weights, image, (2, 2), ['layer 1'], '$100_$200^ 0.93')  # as a formula, this is an error
     assert figure.axes[0].get_title() == r'\$100_\$200^ 0.93'
     save_figure(figure, tmp_path / 'picture.png')
+
+
+def test_characters_that_no_font_has_are_boxes_and_one_line_of_the_log(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    monkeypatch.setattr(pictures, '_installed_families', dict)  # no fonts except the default, DejaVu Sans
+    for cached in '_family', '_warn_of_boxes':
+        monkeypatch.setattr(pictures, cached, functools.cache(getattr(pictures, cached).__wrapped__))
+    figure = attention_figure(np.eye(2)[None], ['\u4f60\u597da', '\u05e9'], ['\u0928\u092e', '$'], ['\u4f60'])
+    axes, _ = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ['\u25a1\u25a1a', '\u05e9']
+    assert [label.get_text() for label in axes.get_xticklabels()] == ['\u25a1\u25a1', r'\$']
+    assert axes.get_title() == '\u25a1'
+    with warnings.catch_warnings(action='error'):
+        save_figure(figure, tmp_path / 'picture.png')
+    assert ['box' in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_characters_are_drawn_in_any_installed_font_that_has_them(tmp_path):
+    character = '\u23dc'  # not in DejaVu Sans, the default, but in STIX, which is part of matplotlib
+    figure = attention_figure(np.eye(2)[None], ['a', character], ['b', 'c'], [''])
+    label = figure.axes[0].get_yticklabels()[1]
+    assert label.get_text() == character and len(label.get_fontfamily()) == 2
+    with warnings.catch_warnings(action='error'):
+        save_figure(figure, tmp_path / 'picture.svg')
 
 
 def test_a_picture_is_saved_in_the_format_of_its_ending(tmp_path, monkeypatch):

@@ -18,8 +18,11 @@ from inference.columns import score_all, translate_all
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.outputs import Hypothesis, Output
+from inference.predictions import Predictions
 from inference.tables import to_pandas
 from inference.translate import Translator
+from input_pipeline.input_format import InputFormat
+from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.tokenizer import BOS, EOS, CharTokenizer, train_tokenizer
 from model.blocks import BlockConfig
 from model.language_model import LanguageModel
@@ -30,6 +33,8 @@ from tests.scripts import script
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': 'abc'}).encode())
 SIZE = len(TOKENIZER)
 BLOCKS = BlockConfig(d_model=16, d_ff=32, num_heads=2)
+TABLES = types.SimpleNamespace(DataFrame=lambda rows, columns: [  # used in place of pandas
+    dict(zip(columns, row, strict=True)) for row in rows] or columns)
 
 
 def parameters(module, *ones):
@@ -167,8 +172,22 @@ def test_a_table_of_outputs(monkeypatch):
     monkeypatch.setitem(sys.modules, 'pandas', None)
     with pytest.raises(UserError, match='pip install pandas'):
         to_pandas(outputs)
-    monkeypatch.setitem(sys.modules, 'pandas', types.SimpleNamespace(DataFrame=lambda rows, columns: [
-        dict(zip(columns, row, strict=True)) for row in rows]))
+    monkeypatch.setitem(sys.modules, 'pandas', TABLES)
     assert to_pandas(outputs) == [
         {'line': 1, 'rank': 1, 'source': 'a', 'text': 'b', 'tokens': 1, 'log_prob': -1.0, 'score': -0.5, 'ended': True},
         {'line': 1, 'rank': 2, 'source': 'a', 'text': '', 'tokens': 0, 'log_prob': -2.0, 'score': -1.5, 'ended': False}]
+
+
+@pytest.mark.parametrize('names, outputs, rows', [
+    ({'classes': ('a', 'name')}, np.log([[0.25, 0.75], [0.5, 0.5]]), [
+        {'name': 'first', 'label': 'name', 'probability_a': 0.25, 'probability_name': 0.75},
+        {'name': '', 'label': 'a', 'probability_a': 0.5, 'probability_name': 0.5}]),
+    ({'targets': ('x+1', 'x+2')}, np.array([[1.0, 2.0], [3.0, 4.0]]), [
+        {'name': 'first', 'value_x+1': 1.0, 'value_x+2': 2.0}, {'name': '', 'value_x+1': 3.0, 'value_x+2': 4.0}]),
+])
+def test_a_table_of_predictions_has_the_probability_of_each_class_or_the_values(monkeypatch, names, outputs, rows):
+    monkeypatch.setitem(sys.modules, 'pandas', TABLES)
+    form = InputFormat((1, 1), Preprocessing([0.0], [1.0], None, None), **names)
+    predictions = Predictions(np.zeros((2, 1, 1)), outputs, form, ['first', ''])
+    assert to_pandas(predictions) == to_pandas(list(predictions)) == list(map(pytest.approx, rows))
+    assert to_pandas(predictions[:0]) == list(rows[0])

@@ -183,7 +183,7 @@ def test_missing_values_get_the_mean_of_the_channel(tmp_path, kind, caplog):
     arguments = data.form.arguments(data.inputs('train'))
     np.testing.assert_array_equal(arguments['visible'], [[True, False, True], [True, True, False]])
     np.testing.assert_array_equal(arguments['inputs'] == 0, np.isnan(data.inputs('train')))
-    assert '1 of 8 values are missing. They are replaced by the mean of the channel' in caplog.text
+    assert '3 of 10 values are missing. They are replaced by the mean of the channel' in caplog.text
     assert data.form.missing and data.form.low == (1, 1) and data.form.high == (7, 8)
 
 
