@@ -293,7 +293,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
             pairs = list(zip(sources, references, strict=True))
             log_probs = run.model.reference_log_probs(pairs, options.batch_size)
             results['by'] = {request.by: [dataclasses.asdict(bucket) for bucket in bucket_scores(
-                keys, outputs, references, log_probs)]}
+                keys, outputs, references, language, log_probs)]}
         if other_outputs:
             results['compared'] = {'with': request.compare,
                                    **compare_translations(outputs, other_outputs, references, language)}

@@ -16,7 +16,7 @@ from jaxtyping import Num
 
 from analysis.request import BY
 from inference.edits import nearest
-from inference.scores import SAMPLES, interval, read_table, result_tables
+from inference.scores import SAMPLES, interval, read_table, result_tables, translation_metrics
 from input_pipeline.data import open_data
 from run_directory.records import read_config
 from runtime.errors import UserError
@@ -67,17 +67,17 @@ def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]])
 
 
 def bucket_scores(keys: Sequence[int], outputs: Sequence[str], references: Sequence[str],
-                  log_probs: Sequence[float] | None = None, count: int = COUNT) -> list[Bucket]:
+                  language: str, log_probs: Sequence[float] | None = None, count: int = COUNT) -> list[Bucket]:
     """Divides sentences into at most `count` buckets by ascending keys, and returns the scores in each bucket.
 
-    Sentences with equal keys are in the same bucket.
+    Sentences with equal keys are in the same bucket. `language` is the language of the references.
     """
     order = sorted(keys)
     ends = sorted({order[-(-len(order) * bucket // count) - 1] for bucket in range(1, count + 1)})
     rows_of = [[row for row, key in enumerate(keys) if low < key <= high]
                for low, high in zip([min(keys) - 1, *ends], ends, strict=False)]
     return [Bucket(min(keys[row] for row in rows), max(keys[row] for row in rows), len(rows),
-                   _scores([outputs[row] for row in rows], [references[row] for row in rows],
+                   _scores([outputs[row] for row in rows], [references[row] for row in rows], language,
                            None if log_probs is None else [log_probs[row] for row in rows])) for rows in rows_of]
 
 
@@ -85,8 +85,8 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
             count: int = COUNT) -> dict[str, list[Bucket]]:
     """Returns the scores of several runs for groups of sentences, such as groups by length.
 
-    Reads the translations that `decode.py --split` has written. All runs must have the same sentences. Word frequencies
-    are counted in the training data of the first run.
+    Reads the translations that `decode.py --split` has written. All runs must have the same sentences. The language
+    and the word frequencies are those of the first run and its training data.
 
     Raises:
       UserError: if the list is empty, a run has no translations of this split, or its sentences differ from the
@@ -106,12 +106,15 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
             raise UserError(f'{workdir}: results/{split}.tsv has sentences that differ from the sentences of '
                             f'{workdirs[0]}. Score both runs on the same split')
 
+    config = read_config(expanded(workdirs[0]))
+
     def train():
-        data: Any = open_data(read_config(expanded(workdirs[0])), expanded(workdirs[0]))
+        data: Any = open_data(config, expanded(workdirs[0]))
         return data.pairs('train')
 
     keys = keys_of(pairs, by, train)
-    return {workdir: bucket_scores(keys, [row[2] for row in table], [row[1] for row in table], count=count)
+    return {workdir: bucket_scores(keys, [row[2] for row in table], [row[1] for row in table],
+                                   config.data.target_lang, count=count)
             for workdir, table in tables.items()}
 
 
@@ -150,13 +153,11 @@ def _score(bucket: Bucket, metric: str) -> list[float]:
     return bucket.scores[metric]
 
 
-def _scores(outputs, references, log_probs):
-    from sacrebleu.metrics.bleu import BLEU  # imported here, because the import is slow
-    from sacrebleu.metrics.chrf import CHRF
-
+def _scores(outputs, references, language, log_probs):
+    metrics = translation_metrics(language)
     # All resamples of a bucket with one sentence are equal, so its interval has the length 0.
-    scores = {name: [metric.corpus_score(outputs, [references]).score, *interval(metric, outputs, references)]
-              for name, metric in {'bleu': BLEU(), 'chrf': CHRF()}.items()}
+    scores = {name: [metrics[name].corpus_score(outputs, [references]).score,
+                     *interval(metrics[name], outputs, references)] for name in ('bleu', 'chrf')}
     scores['exact_match'] = _mean(np.array(list(map(str.__eq__, outputs, references))))
     return scores if log_probs is None else scores | {'log_prob': _mean(np.array(log_probs))}
 

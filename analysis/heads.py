@@ -126,25 +126,26 @@ def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndar
     return {**gates, place: changed}
 
 
-def exact_or_bleu(model: Translator, pairs: Sequence[tuple[str, str]], options: SearchOptions, metric: str) -> float:
-    """Translates the sources of `pairs` (source, reference). Returns a score of the translations.
+def translation_score(model: Translator, pairs: Sequence[tuple[str, str]], options: SearchOptions, metric: str,
+                      language: str) -> float:
+    """Translates the sources of `pairs` (source, reference) into `language`. Returns a score of the translations.
 
-    `metric` is 'exact_match' (from 0 to 1), 'bleu' or 'bleu_lowercased_tokenised'.
+    `metric` is 'exact_match' (from 0 to 1), 'bleu', 'bleu_lowercased_tokenised' or 'chrf'.
 
     Raises:
       UserError: if `metric` is another metric.
     """
-    if metric not in (names := ['exact_match', *translation_metrics(None)]):
+    if metric not in (names := ['exact_match', *translation_metrics(language)]):
         raise UserError(f'metric={metric!r}: the analysis of heads has no such metric. {nearest(metric, names)}')
     sources, references = zip(*pairs, strict=True)
-    return corpus_scores([output.text for output in model.translate(sources, options)], references)[metric]
+    return corpus_scores([output.text for output in model.translate(sources, options)], references, language)[metric]
 
 
 def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], kind: str, options: SearchOptions,
                          metric: str = 'exact_match') -> tuple[float, Float[np.ndarray, 'layer head']]:
     """Returns the score of the whole model, and an array. Each element is the score without one head of `kind`.
 
-    `metric` is 'exact_match' (from 0 to 1), 'bleu' or 'bleu_lowercased_tokenised'.
+    `metric` is 'exact_match' (from 0 to 1), 'bleu', 'bleu_lowercased_tokenised' or 'chrf'.
 
     Raises:
       UserError: if the model has no attention of this kind, or there is no such metric.
@@ -154,7 +155,7 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
         raise UserError(f'kind={kind!r}: the model has no attention of this kind. Use {", ".join(kinds)}')
 
     def score(gates):
-        return exact_or_bleu(heads.model(gates), pairs, options, metric)
+        return translation_score(heads.model(gates), pairs, options, metric, heads.run.config.data.target_lang)
 
     return score(gates), np.array([[score(without_head(gates, place, head)) for head in range(heads.counts[place])]
                                    for place in kinds[kind]], dtype=float)
@@ -171,7 +172,7 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
       pairs: sources and references.
       order: all heads as (place, head), in the order of their removal; see `ranked` and `shuffled`.
       options: the search options.
-      metric: 'exact_match' (from 0 to 1), 'bleu' or 'bleu_lowercased_tokenised'.
+      metric: 'exact_match' (from 0 to 1), 'bleu', 'bleu_lowercased_tokenised' or 'chrf'.
       steps: the number of steps. Each step removes about the same number of heads, and then computes a score. The score
         before the first step is also returned.
 
@@ -183,8 +184,9 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
         for place, head in order[removed:count]:
             gates = without_head(gates, place, head)
         removed = count
-        curve.append((count, exact_or_bleu(heads.model(gates), pairs, options, metric)))
-        log.info('%d of %d heads removed: %s %.4g', count, len(order), metric, curve[-1][1])
+        score = translation_score(heads.model(gates), pairs, options, metric, heads.run.config.data.target_lang)
+        curve.append((count, score))
+        log.info('%d of %d heads removed: %s %.4g', count, len(order), metric, score)
     return curve
 
 

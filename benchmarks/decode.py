@@ -103,7 +103,8 @@ def real_sentences() -> None:
             timed = in_turns(systems, TURNS.value)
         tokenizer = run.model.tokenizers['target']
         tokens = sum(len(tokenizer.encode(text)) + 1 for text in timed['allyouneed'].answer)
-        report_turns({name: with_bleu(system, references) for name, system in timed.items()}, tokens,
+        language = run.config.data.target_lang
+        report_turns({name: with_bleu(system, references, language) for name, system in timed.items()}, tokens,
                      {'benchmark': 'decode', 'workload': WORKLOAD.value, 'sentences': len(sources), **search})
 
 

@@ -78,8 +78,9 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def with_bleu(timed: Timed, references: Sequence[str]) -> Timed:
+def with_bleu(timed: Timed, references: Sequence[str], language: str) -> Timed:
     """Returns the results of a system. Adds the cased, detokenised BLEU of its translations to the facts."""
     from inference.scores import corpus_scores
 
-    return timed._replace(facts={'bleu': round(corpus_scores(timed.answer, references)['bleu'], 2), **timed.facts})
+    bleu = corpus_scores(timed.answer, references, language)['bleu']
+    return timed._replace(facts={'bleu': round(bleu, 2), **timed.facts})

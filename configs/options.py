@@ -202,7 +202,8 @@ OPTIONS = (
     Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces that get plain spaces instead, '
            'because people type plain spaces', FRACTION, PAIRS | {'data.source': ('builtin',)}),
     Option('data.source_lang', 'en', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
-    Option('data.target_lang', 'fr', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
+    Option('data.target_lang', 'fr', 'file suffix, TFDS feature or CLDR locale; also determines the tokenizer of '
+           'BLEU', TEXT, PAIRS),
     Option('data.max_length', 128, 'maximum length of a sentence in tokens, including the end token; longer pairs are '
            'not used for training; longer inputs are truncated', Between(1, 1_000_000), PAIRS),
     Option('data.file', '', 'one file for all splits: a text (instead of data.dir), or a table of series to forecast',

@@ -53,8 +53,8 @@ TASKS: Mapping[str, Task] = {
     'translation': Task(
         'translates sentences of one language into another', data='pairs', objective='cross_entropy',
         answerer='translator', models=('transformer', 'rnnsearch'),
-        metrics=('bleu', 'bleu_lowercased_tokenised', 'exact_match', 'loss', 'perplexity', 'accuracy'),
-        scores=('bleu_lowercased_moses', 'chrf', 'chrf++', 'ter'), longest='data.max_length'),
+        metrics=('bleu', 'bleu_lowercased_tokenised', 'chrf', 'exact_match', 'loss', 'perplexity', 'accuracy'),
+        scores=('bleu_lowercased_moses', 'chrf++', 'ter'), longest='data.max_length'),
     'language_model': Task(
         'predicts each token of a text from the previous tokens', data='documents', objective='cross_entropy',
         answerer='generator', models=('language_model',),

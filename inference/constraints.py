@@ -7,9 +7,10 @@ the end of the text.
 
 Words consist of letters, marks and the underscore. Digits make numbers: a word may begin directly after a number, and
 a number may begin directly after a word, so '3heures' contains the word 'heures'. Upper and lower case are equivalent,
-and so are the composed and the decomposed Unicode form of a character. Scripts without spaces between words (Chinese,
-Japanese, Thai, ...) have no word boundaries, so a phrase in such a script is excluded wherever it occurs. A space in a
-phrase stands for any white space.
+and so are canonically equivalent Unicode texts: the composed and the decomposed form of a character, and the orders of
+marks that the canonical ordering does not distinguish. Scripts without spaces between words (Chinese, Japanese, Thai,
+...) have no word boundaries, so a phrase in such a script is excluded wherever it occurs. A space in a phrase stands
+for any white space.
 """
 
 import functools
@@ -26,9 +27,14 @@ from runtime.errors import UserError
 
 DEAD = -1  # the state after an excluded token
 MAX_PHRASE = 1000  # maximum number of characters of a phrase; each character is a state of the automaton
+MAX_MARKS = 8  # maximum number of successive marks; each subset of them may be a state, because their order may vary
 MAX_ENTRIES = 2 ** 28  # maximum number of entries of a table: 1 GB
 WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040, 0x30ff), (0x31f0, 0x31ff),
                   (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, kana, Han
+# Above U+FFFF, only the letters of these scripts make words: Osage, Rohingya, Chakma, Newa, Miao, Hmong, Wancho, Adlam.
+# All scripts would add 275 states instead of 32 for a vocabulary with bytes.
+WITH_SPACES = ((0x104b0, 0x104ff), (0x10d00, 0x10d3f), (0x11100, 0x1114f), (0x11400, 0x1147f), (0x16f00, 0x16f9f),
+               (0x1e100, 0x1e14f), (0x1e2c0, 0x1e2ff), (0x1e900, 0x1e95f))
 # Placeholders for the characters that no phrase contains: word characters, digits, other characters.
 WORD, DIGIT, OTHER = '\ue000', '\ue001', '\ufffd'
 VOICED = '\u3099\u309a'  # marks that change a kana to another kana: U+3099 changes き to ぎ
@@ -40,7 +46,8 @@ def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
     """Returns the phrases as a tuple.
 
     Raises:
-      UserError: if `phrases` is a string, or a phrase is blank, too long, or cannot be encoded in UTF-8.
+      UserError: if `phrases` is a string, or a phrase is blank, too long, has too many marks, or cannot be encoded in
+        UTF-8.
     """
     if isinstance(phrases, str):
         raise UserError(f'avoid={phrases[:40]!r}: must be a list of phrases. Use [{phrases[:40]!r}]')
@@ -55,6 +62,10 @@ def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
         if len(phrase) > MAX_PHRASE:
             raise UserError(f'avoid: {phrase[:40]!r}... has {len(phrase):,} characters. Use phrases of at most '
                             f'{MAX_PHRASE:,} characters')
+        marked = ''.join('m' if unicodedata.combining(letter) else ' ' for letter in _folded(phrase))
+        if 'm' * (MAX_MARKS + 1) in marked:
+            raise UserError(f'avoid: {phrase[:40]!r} has a letter with too many marks. Use at most {MAX_MARKS} marks '
+                            'per letter')
     return phrases
 
 
@@ -65,7 +76,8 @@ def _kind(character: str) -> str:
     A character of a script without spaces between words is OTHER.
     """
     code = ord(character)
-    if code > 0xffff or any(first <= code <= last for first, last in WITHOUT_SPACES):
+    above = code > 0xffff
+    if above != any(first <= code <= last for first, last in (WITH_SPACES if above else WITHOUT_SPACES)):
         return OTHER
     if character == DIGIT or character.isnumeric():
         return DIGIT
@@ -87,7 +99,7 @@ class _State(NamedTuple):
     """A state of the automaton: the properties of the text so far that determine which tokens may follow.
 
     Attributes:
-      begun: the incomplete phrases at the end of the text.
+      begun: the incomplete phrases at the end of the text, with their marks in canonical order.
       kind: the kind of the last character (`_kind`). A word may begin after a character of another kind.
       ended: if true, the text ends with a complete phrase. Then only a character of the same kind may follow, because
         this character makes another word. After a kana, only a mark of VOICED may follow.
@@ -105,11 +117,18 @@ class _Phrases:
 
     def __init__(self, phrases: Sequence[str]):
         self._phrases = {' '.join(_folded(phrase).split()) for phrase in phrases}
-        self._prefixes = {phrase[:end] for phrase in self._phrases for end in range(1, len(phrase))}
         self._following = {'': {' ', *VOICED}}  # {beginning of a phrase: the characters that may follow it in a phrase}
-        for phrase in self._phrases:
-            for place, letter in enumerate(phrase):
-                self._following.setdefault(phrase[:place], set()).add(letter)
+        texts = [*self._phrases]
+        for text in texts:  # the loop appends to this list
+            # The last character read may be any of the marks at the end, if the canonical order moves it to its place.
+            for place in reversed(range(len(text))):
+                before, letter = text[:place] + text[place + 1:], text[place]
+                if unicodedata.normalize('NFD', before + letter) == text:
+                    if before and before not in self._following:
+                        texts.append(before)
+                    self._following.setdefault(before, set()).add(letter)
+                if not unicodedata.combining(letter):
+                    break
         letters = {' ', *VOICED}.union(*self._phrases)
         self.characters = [*sorted(letters - {WORD, DIGIT, OTHER}), WORD, DIGIT, OTHER]
         self.symbols = {symbol: column for column, symbol in enumerate([*self.characters, *BYTES])}
@@ -126,13 +145,13 @@ class _Phrases:
         voices = symbol in VOICED and state.kind == OTHER
         if state.ended and not joins and not voices:
             return None
-        texts = {text + symbol for text in state.begun} | (set() if joins else {symbol})
+        texts = {unicodedata.normalize('NFD', text + symbol) for text in state.begun} | (set() if joins else {symbol})
         if symbol == ' ':
             texts |= {text for text in state.begun if text[-1] == ' '}  # white space of any length
         complete = bool(texts & self._phrases)
         if complete and kind == OTHER and not _has_voiced_form(symbol):
             return None
-        return _State(frozenset(texts & self._prefixes), kind, complete)
+        return _State(frozenset(texts & self._following.keys()), kind, complete)
 
     def states(self, continued: bool) -> tuple[list[_State], Int[np.ndarray, 'states characters']]:
         """Returns all states, and a table of next states [state, character]. DEAD means that a character is excluded.
@@ -215,7 +234,8 @@ class _Phrases:
     def _is_plain(self, begin: int, end: int) -> bool:
         """Returns whether the characters from `begin` to `end`, which are above U+FFFF, all count as OTHER."""
         text = ''.join(map(chr, range(begin, end)))
-        return self.symbols.keys().isdisjoint(text) and _folded(text) == text
+        other = all(end <= first or last < begin for first, last in WITH_SPACES)
+        return other and self.symbols.keys().isdisjoint(text) and _folded(text) == text
 
 
 def _opened(state: _State) -> _State:

@@ -9,12 +9,13 @@ splitting, the references would have 12,243 tokens.
 
 import importlib.metadata
 import logging
-import re
 from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
+
+from inference.scores import primary_subtag
 
 log = logging.getLogger('allyouneed.decode')
 LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | {'ja', 'ko'}  # languages of sacremoses
@@ -28,7 +29,7 @@ class MosesTokens:
 
         If sacremoses has no rules for the language, logs a warning and uses the rules of English.
         """
-        self.language = re.split('[-_@.]', language.lower())[0]
+        self.language = primary_subtag(language)
         if self.language not in LANGUAGES:
             log.warning('sacremoses has no rules for the language %r: bleu_lowercased_moses uses the rules of English',
                         language)

@@ -20,6 +20,13 @@ from runtime.files import expanded
 
 SAMPLES = 1000  # bootstrap resamples
 MOST_CONFUSED = 10  # maximum number of pairs of classes in the results
+# Languages without spaces between words, and the tokenizer of BLEU for them. 'ja-mecab' would need another package.
+BLEU_TOKENIZERS = {language: tokenizer for tokenizer, languages in {
+    'zh': 'zh zho chi cmn yue', 'char': 'ja jpn th tha lo lao km khm my mya bur bo bod dz dzo'}.items()
+    for language in languages.split()}
+# If a larger share of the references has no 4-gram, BLEU is unreliable. In the built-in data, this share is up to 0.52
+# for languages with spaces between words, and BLEU still distinguishes good models from bad models.
+MOST_SHORT = 0.75
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters that would end a cell or a line of a table
 
 
@@ -36,34 +43,56 @@ class Evaluation(NamedTuple):
     statistics: Mapping[str, float] = MappingProxyType({})
 
 
-def translation_metrics(language: str | None) -> dict[str, Any]:
-    """Returns {name of the score: metric of sacreBLEU}. Without a language, returns only the metrics that are fast.
+def primary_subtag(language: str) -> str:
+    """Returns the language of a code with a country or a script, such as 'zh' for 'zh-CN' and 'zh_Hant'."""
+    return re.split('[-_@.]', language.lower())[0]
 
-    'bleu' is cased and detokenised (13a). 'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens.
-    'bleu_lowercased_moses' is BLEU over lowercased Moses tokens of `language`. Papers on Multi30k report this score
-    (see inference/moses.py). These three scores cannot be compared with each other. 'ter' is an error rate, so a lower
-    score is better.
+
+def translation_metrics(language: str, complete: bool = False) -> dict[str, Any]:
+    """Returns {name of the score: metric of sacreBLEU}. Without `complete`, returns only the metrics that are fast.
+
+    'bleu' is cased and detokenised. Its tokenizer is 13a, or one of BLEU_TOKENIZERS if `language`, the language of the
+    translations, has no spaces between words. 'bleu_lowercased_tokenised' is BLEU over lowercased tokens of the same
+    tokenizer. 'bleu_lowercased_moses' is BLEU over lowercased Moses tokens of `language`. Papers on Multi30k report
+    this score (see inference/moses.py). It does not exist for languages without spaces, because Moses does not separate
+    their words. These three scores cannot be compared with each other. 'ter' is an error rate, so a lower score is
+    better.
     """
     from sacrebleu.metrics.bleu import BLEU  # imported here, because the import is slow
-
-    metrics: dict[str, Any] = {'bleu': BLEU(), 'bleu_lowercased_tokenised': BLEU(lowercase=True)}
-    if language is None:
-        return metrics
     from sacrebleu.metrics.chrf import CHRF
+
+    tokenizer = BLEU_TOKENIZERS.get(primary_subtag(language), '13a')
+    metrics: dict[str, Any] = {
+        'bleu': BLEU(tokenize=tokenizer), 'bleu_lowercased_tokenised': BLEU(lowercase=True, tokenize=tokenizer),
+        'chrf': CHRF()}
+    if not complete:
+        return metrics
     from sacrebleu.metrics.ter import TER
 
     from inference.moses import moses_bleu
-    return metrics | {'bleu_lowercased_moses': moses_bleu(language), 'chrf': CHRF(), 'chrf++': CHRF(word_order=2),
-                      'ter': TER()}
+    moses = {'bleu_lowercased_moses': moses_bleu(language)} if tokenizer == '13a' else {}
+    return metrics | moses | {'chrf++': CHRF(word_order=2), 'ter': TER()}
 
 
-def corpus_scores(outputs: Sequence[str], references: Sequence[str], language: str | None = None) -> dict[str, Any]:
-    """Returns the scores of `translation_metrics` with their signatures.
+def short_references_warning(references: Sequence[str], language: str) -> str:
+    """Returns a warning if most references have too few tokens for the 4-grams of BLEU. Otherwise, returns ''."""
+    bleu = translation_metrics(language)['bleu']
+    short = sum(len(bleu.tokenizer(reference).split()) < bleu.max_ngram_order for reference in references)
+    if short <= MOST_SHORT * len(references):
+        return ''
+    return (f'{short} of {len(references)} references have fewer than {bleu.max_ngram_order} tokens (tokenizer '
+            f'{bleu.tokenizer_signature} of sacreBLEU), so BLEU is unreliable. Use chrF, and train with '
+            '--config.eval.metric=chrf or --config.eval.metric=loss')
+
+
+def corpus_scores(outputs: Sequence[str], references: Sequence[str], language: str = '',
+                  complete: bool = False) -> dict[str, Any]:
+    """Returns the scores of `translation_metrics` with their signatures. Without a language, BLEU uses 13a tokens.
 
     Also returns 'n', the number of outputs, and 'exact_match', the share of outputs that equal their reference.
     """
     scores = {'n': len(outputs), 'exact_match': sum(map(str.__eq__, outputs, references)) / len(outputs)}
-    for name, metric in translation_metrics(language).items():
+    for name, metric in translation_metrics(language, complete).items():
         scores |= {name: metric.corpus_score(outputs, [references]).score,
                    f'{name}_signature': str(metric.get_signature())}
     return scores
@@ -77,7 +106,7 @@ def confidence_intervals(outputs: Sequence[str], references: Sequence[str], lang
     'signature' has the number of resamples and the seed.
     """
     intervals, signature = {}, None
-    for name, metric in translation_metrics(language).items():
+    for name, metric in translation_metrics(language, complete=True).items():
         intervals[name] = interval(metric, outputs, references)
         signature = metric.get_signature()
     return intervals | {'signature': _resampling(signature)}
@@ -105,7 +134,7 @@ def compare_translations(outputs: Sequence[str], other_outputs: Sequence[str], r
     from sacrebleu.significance import PairedTest, Result  # imported here, because the import is slow
 
     compared, described = {}, None
-    for name, metric in translation_metrics(language).items():
+    for name, metric in translation_metrics(language, complete=True).items():
         signatures, scores = PairedTest([('other', other_outputs), ('this', outputs)], {name: metric}, [references],
                                         test_type='bs', n_samples=SAMPLES)()
         [(key, described)] = signatures.items()

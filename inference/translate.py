@@ -18,7 +18,7 @@ from inference.forced import Forced
 from inference.inputs import Begin, SearchInput, checked_pairs, checked_texts, encode_prefix
 from inference.options import BEAM_SEARCH, SearchOptions, search_options
 from inference.outputs import Hypothesis, Output
-from inference.scores import Evaluation, corpus_scores
+from inference.scores import Evaluation, corpus_scores, short_references_warning
 from inference.search import NEW_WORD
 from inference.text import SearchModel, attention_weights
 from input_pipeline.data import PairData
@@ -48,6 +48,12 @@ def note_on_case(config: ConfigDict) -> dict[str, str]:
             'bleu_lowercased_moses and ter do not')
     _warn(note)
     return {'note': note}
+
+
+def warn_of_short_references(references: Sequence[str], config: ConfigDict) -> None:
+    """Logs a warning if most references are too short for BLEU."""
+    if warning := short_references_warning(references, config.data.target_lang):
+        _warn(warning)
 
 
 @functools.cache
@@ -104,7 +110,7 @@ class Translator(SearchModel):
         begins = []
         for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):
             begin = encode_prefix(tokenizer, prefix)
-            # After a space at the end, there must be room for the next word. NEW_WORD already counts for its first token.
+            # After a space at the end, the next word needs room. NEW_WORD already counts for its first token.
             before_word = bool(begin.prefix) and prefix.endswith(' ')
             count = len(begin.prefix) + (before_word and NEW_WORD not in begin.prefix)
             limit = self._search_input(tokens, options).limit
@@ -155,7 +161,7 @@ class Translator(SearchModel):
                                                                       strict=True)]
 
     def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns BLEU of the validation split, decoded with config.eval.method, and a few translations.
+        """Returns BLEU and chrF of the validation split, decoded with config.eval.method, and a few translations.
 
         The result also has the first output and its attention.
         """
@@ -163,20 +169,23 @@ class Translator(SearchModel):
         sources, references = zip(*pairs, strict=True)
         options = search_options(config, method=config.eval.method)
         outputs = self.translate(sources, options)
-        scores = corpus_scores([output.text for output in outputs], references)
+        scores = corpus_scores([output.text for output in outputs], references, config.data.target_lang)
         samples = '\n'.join(f'  {output.source}\n    = {reference}\n    ? {output.text}'
                             for output, reference in zip(outputs[:SAMPLES], references, strict=False))
         weights = self.attention(outputs[0])  # a recurrent model with a fixed context has no attention
         if config.eval.metric in CASED:
             note_on_case(config)
-        return Evaluation({name: scores[name] for name in ('bleu', 'bleu_lowercased_tokenised', 'exact_match')},
+        if config.eval.metric.startswith('bleu'):
+            warn_of_short_references(references, config)
+        return Evaluation({name: scores[name] for name in ('bleu', 'bleu_lowercased_tokenised', 'chrf', 'exact_match')},
                           samples, outputs[0], weights)
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
         """Translates a split. Returns its corpus scores, and its sources, references and translations.
 
-        Logs a warning if sentences are too long to be read or scored completely.
+        Logs a warning if sentences are too long to be read or scored completely, or most references are too short for
+        BLEU.
         """
         pairs = data.pairs(split)
         sources, references = zip(*pairs, strict=True)
@@ -186,7 +195,9 @@ class Translator(SearchModel):
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         translations = [output.text for output in outputs]
         tokens = sum(len(output.hypotheses[0].tokens) + 1 for output in outputs)
-        results = corpus_scores(translations, references, config.data.target_lang) | note_on_case(config) | {
+        warn_of_short_references(references, config)
+        results = corpus_scores(translations, references, config.data.target_lang, complete=True)
+        results |= note_on_case(config) | {
             'perplexity': self.perplexity(encoded, options.batch_size), 'seconds': seconds,
             'compile_seconds': compiling, 'tokens_per_second': tokens / max(seconds - compiling, 1e-9)}
         return results, list(zip(sources, references, translations, strict=True))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.buckets import as_table, bucket_scores, buckets, buckets_figure, keys_of
+from configs import base
 from inference.scores import corpus_scores, table_line
 from runtime.errors import UserError
 
@@ -13,7 +14,7 @@ PAIRS = [(text, text) for text in REFERENCES]
 
 
 def test_buckets_have_the_scores_of_their_sentences():
-    found = bucket_scores(keys_of(PAIRS, 'length', list), OUTPUTS, REFERENCES, log_probs=range(20))
+    found = bucket_scores(keys_of(PAIRS, 'length', list), OUTPUTS, REFERENCES, 'en', log_probs=range(20))
     assert [(bucket.low, bucket.high, bucket.n) for bucket in found] == [
         (1, 4, 4), (5, 8, 4), (9, 12, 4), (13, 16, 4), (17, 20, 4)]
     for bucket in found:
@@ -27,7 +28,7 @@ def test_buckets_have_the_scores_of_their_sentences():
 
 
 def test_equal_keys_share_a_bucket():
-    assert [bucket.n for bucket in bucket_scores([2, 2, 2, 2, 2, 7], OUTPUTS[:6], REFERENCES[:6])] == [5, 1]
+    assert [bucket.n for bucket in bucket_scores([2, 2, 2, 2, 2, 7], OUTPUTS[:6], REFERENCES[:6], 'en')] == [5, 1]
 
 
 def test_the_frequency_is_that_of_the_rarest_source_word():
@@ -42,6 +43,7 @@ def test_runs_side_by_side_as_a_table_and_a_picture(tmp_path):
         (tmp_path / name / 'results').mkdir(parents=True)
         rows = zip(REFERENCES, REFERENCES, outputs, strict=True)
         (tmp_path / name / 'results' / 'test.tsv').write_text(''.join(map(table_line, rows)))
+        (tmp_path / name / 'config.json').write_text(base.get_config().to_json())
     runs = [tmp_path / 'a', tmp_path / 'b']
     found = buckets(runs, by='target_length', count=2)
     table = as_table(found).splitlines()
@@ -67,3 +69,12 @@ def test_a_run_with_several_test_sets_is_read_by_the_name_of_a_set(tmp_path):
         (tmp_path / 'results' / f'{name}.tsv').write_text(table_line(['x', 'y', 'z']))
     with pytest.raises(UserError, match="test.tsv: .* Use split='a' or split='b', or score another split first$"):
         buckets([tmp_path])
+
+
+def test_buckets_of_a_run_have_the_bleu_of_its_language(tmp_path):
+    (tmp_path / 'results').mkdir()
+    (tmp_path / 'results' / 'test.tsv').write_text(table_line(['to Beijing', '我们今天去北京。', '我们今天去北京。']))
+    config = base.get_config()
+    config.data.target_lang = 'zh'
+    (tmp_path / 'config.json').write_text(config.to_json())
+    assert buckets(tmp_path)[str(tmp_path)][0].scores['bleu'] == pytest.approx([100, 100, 100])

@@ -90,13 +90,13 @@ def test_the_importance_reads_long_pairs_as_the_perplexity_does():
 
 
 def test_scores_without_each_head_and_the_pruning_curve(heads, monkeypatch):
-    def score(model, pairs, options, metric):
+    def score(model, pairs, options, metric, language):
         """1 as long as head 1 of the second layer is there, and less for each other head that is missing."""
         gates = heads.ones() | {name: np.ravel(number) for numbers in model.params['edits']
                                 for name, number in numbers.items()}
         return gates[PLACE][1] - 0.01 * sum((each == 0).sum() for each in gates.values())
 
-    monkeypatch.setattr(module, 'exact_or_bleu', score)
+    monkeypatch.setattr(module, 'translation_score', score)
     whole, without = scores_without_heads(heads, PAIRS, 'cross', OPTIONS)
     assert whole == 1
     np.testing.assert_allclose(without, [[0.99] * 4, [0.99, -0.01, 0.99, 0.99]], atol=1e-6)
@@ -115,8 +115,9 @@ def test_scores_without_each_head_and_the_pruning_curve(heads, monkeypatch):
 
 def test_a_metric_that_is_not_computed_is_refused_before_anything_is_translated(heads, monkeypatch):
     monkeypatch.setattr(Translator, 'translate', lambda *_: pytest.fail('translated'))
-    with pytest.raises(UserError, match="^metric='chrf': .* Use one of exact_match, bleu, bleu_lowercased_tokenised$"):
-        pruning_curve(heads, PAIRS, shuffled(heads), OPTIONS, 'chrf')
+    allowed = 'exact_match, bleu, bleu_lowercased_tokenised, chrf'
+    with pytest.raises(UserError, match=f"^metric='ter': .* Use one of {allowed}$"):
+        pruning_curve(heads, PAIRS, shuffled(heads), OPTIONS, 'ter')
 
 
 def test_a_kind_of_attention_that_the_model_lacks_is_named(heads):

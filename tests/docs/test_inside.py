@@ -28,6 +28,7 @@ def test_the_python_of_the_page_runs(monkeypatch, tmp_path):
     (tmp_path / 'runs' / 'demo' / 'results').mkdir(parents=True)
     rows = [(source, target, target) for source, target in corpus['test'][:20]]
     (tmp_path / 'runs' / 'demo' / 'results' / 'test.tsv').write_text(''.join(map(table_line, rows)))
+    (tmp_path / 'runs' / 'demo' / 'config.json').write_text(run.config.to_json())
     monkeypatch.chdir(tmp_path)
     names = {}
     for snippet in re.findall('```python\n(.*?)```', PAGE.read_text('utf-8'), re.DOTALL):

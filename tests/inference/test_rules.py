@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import re
+import unicodedata
 
 import jax
 import jax.numpy as jnp
@@ -320,7 +321,42 @@ def test_forms_of_a_word():
         assert not avoided(text), text
 
 
-KANA = CharTokenizer(json.dumps({'kind': 'char', 'characters': 'かがきぎ\u3099ハバパ'}).encode())
+def char_tokenizer(text):
+    return CharTokenizer(json.dumps({'kind': 'char', 'characters': ''.join(sorted({*text}))}).encode())
+
+
+@pytest.mark.parametrize('kind', ['bpe', 'byte', 'char'])
+def test_a_word_is_avoided_in_each_canonically_equivalent_order_of_its_marks(kind):
+    """Random orders of marks: the automaton agrees with a comparison of normalised words."""
+    phrases = ['q\u0307\u0323', '\u0645\u0651\u064e\u062f', '\u05e9\u05c1\u05b8\u05dd', 'e\u0323\u0301\u0302x', 'éa']
+    words, extra = {unicodedata.normalize('NFD', phrase) for phrase in phrases}, 'aéx\u0307\u0323\u064e\u05b8'
+    avoided = avoids(phrases, char_tokenizer(' ẹ'.join([*phrases, *words, extra])) if kind == 'char' else
+                     vocabularies()[kind])
+    rng, counts = np.random.default_rng(0), {True: 0, False: 0}
+
+    def changed(word):
+        word = word[0] + ''.join(rng.permutation([*word[1:]]))
+        return word.replace('e\u0323', 'ẹ') + rng.choice(['', '', *extra])
+
+    for _ in range(1000):
+        text = ' '.join(map(changed, rng.choice([*phrases, *words], rng.integers(1, 4))))
+        expected = not words.isdisjoint(unicodedata.normalize('NFD', text).split())
+        assert avoided(text) == expected, ascii(text)
+        counts[expected] += 1
+    assert min(counts.values()) > 100
+
+
+@pytest.mark.parametrize('tokenizer, allowed', [
+    (char_tokenizer(' .𞤀𞤁𞤂𞤢𞤣'), ['𞤂𞤀𞤁', '𞤀𞤁𞤂', '𞤢𞤣𞤂.']), (ByteTokenizer(), ['𞤂𞤀𞤁'])], ids=['char', 'byte'])
+def test_a_script_above_u_ffff_has_whole_words(tokenizer, allowed):
+    avoided = avoids(['𞤀𞤁'], tokenizer)
+    for text in ('𞤀𞤁', '𞤢𞤣', '𞤂 𞤀𞤁.'):
+        assert avoided(text), text
+    for text in allowed:
+        assert not avoided(text), text
+
+
+KANA = char_tokenizer('かがきぎ\u3099ハバパ')
 
 
 @pytest.mark.parametrize('tokenizer, phrase, forbidden, allowed', [
@@ -443,7 +479,7 @@ def test_a_prefix_with_more_tokens_than_learned_positions_can_only_be_shortened(
         model.translate(['ab'], SearchOptions(extra_length=99), prefixes=['b' * 6])
 
 
-@pytest.mark.parametrize('avoid', ['one', ['  '], [''], [3], ['\ud800']])
+@pytest.mark.parametrize('avoid', ['one', ['  '], [''], [3], ['\ud800'], ['q' + 9 * '\u0307']])
 def test_what_is_no_phrase(avoid):
     with pytest.raises(UserError, match='avoid'):
         SearchOptions(avoid=avoid)

@@ -15,6 +15,7 @@ from inference.scores import (
     read_table,
     read_translations,
     regression_scores,
+    short_references_warning,
     table_line,
 )
 from runtime.errors import UserError
@@ -23,14 +24,14 @@ REFERENCES = ['the cat sat on the mat .', 'there is a dog in the garden']
 
 
 def test_perfect_output_scores_a_hundred():
-    scores = corpus_scores(REFERENCES, REFERENCES, 'en')
+    scores = corpus_scores(REFERENCES, REFERENCES, 'en', complete=True)
     assert [scores[name] for name in ('bleu', 'bleu_lowercased_tokenised', 'bleu_lowercased_moses', 'chrf', 'chrf++')
             ] == pytest.approx([100] * 5)
     assert scores['ter'] == 0 and scores['exact_match'] == 1 and scores['n'] == 2
 
 
 def test_case_counts_for_bleu_and_not_for_the_lowercased_figure():
-    scores = corpus_scores([line.upper() for line in REFERENCES], REFERENCES, 'en')
+    scores = corpus_scores([line.upper() for line in REFERENCES], REFERENCES, 'en', complete=True)
     assert scores['bleu'] < 20 and scores['chrf'] < 20 and scores['chrf++'] < 20
     assert scores['bleu_lowercased_tokenised'] == pytest.approx(100) == scores['bleu_lowercased_moses']
     assert scores['ter'] == 0
@@ -45,7 +46,7 @@ def test_bleu_is_the_geometric_mean_of_its_precisions_with_the_brevity_penalty()
 
 
 def test_every_figure_has_its_signature():
-    scores = corpus_scores(REFERENCES, REFERENCES, 'de')
+    scores = corpus_scores(REFERENCES, REFERENCES, 'de', complete=True)
     assert 'case:mixed' in scores['bleu_signature'] and 'tok:13a' in scores['bleu_signature']
     assert 'case:lc' in scores['bleu_lowercased_tokenised_signature']
     assert 'case:lc|eff:no|tok:moses.de|norm:moses|sacremoses:' in scores['bleu_lowercased_moses_signature']
@@ -53,10 +54,44 @@ def test_every_figure_has_its_signature():
     assert all('version' in scores[f'{name}_signature'] for name in ('chrf', 'chrf++', 'ter'))
 
 
-def test_without_a_language_only_what_takes_no_time():
+def test_only_the_scores_that_are_fast_are_computed_by_default():
     assert set(corpus_scores(REFERENCES, REFERENCES)) == {
         'n', 'exact_match', 'bleu', 'bleu_signature', 'bleu_lowercased_tokenised',
-        'bleu_lowercased_tokenised_signature'}
+        'bleu_lowercased_tokenised_signature', 'chrf', 'chrf_signature'}
+
+
+CHINESE = ['我们今天去北京，明天去上海。', '他喜欢吃苹果。', '这本书很有意思。', '天气很好。']
+
+
+@pytest.mark.parametrize('language, tokenizer, references, changed', [
+    ('zh', 'zh', CHINESE, ('吃苹果', '吃香蕉')), ('zh-CN', 'zh', CHINESE, ('吃苹果', '吃香蕉')),
+    ('ZHO_Hant', 'zh', CHINESE, ('吃苹果', '吃香蕉')), ('ja_JP', 'char', ['これは私の本です。'] * 2, ('本', '犬')),
+    ('tha', 'char', ['วันนี้อากาศดี'] * 2, ('ดี', 'ไม่'))])
+def test_bleu_has_tokens_in_languages_without_spaces(language, tokenizer, references, changed):
+    scores = corpus_scores(references, references, language, complete=True)
+    assert scores['bleu'] == pytest.approx(100) == scores['bleu_lowercased_tokenised']
+    for name in 'bleu', 'bleu_lowercased_tokenised':
+        assert f'|tok:{tokenizer}|' in scores[f'{name}_signature']
+    assert 'bleu_lowercased_moses' not in scores and scores['ter'] == 0
+    outputs = [line.replace(*changed) for line in references]
+    assert 20 < corpus_scores(outputs, references, language)['bleu'] < 95
+    assert short_references_warning(references, language) == ''
+
+
+@pytest.mark.parametrize('language', ['de', 'fr_CA', 'ko', 'ar', 'xx', '', 'z'])
+def test_bleu_of_all_other_languages_has_13a_tokens(language):
+    outputs = noisy(LINES, 0.3, seed=0)
+    scores = corpus_scores(outputs, LINES, language)
+    for name, metric in (('bleu', BLEU()), ('bleu_lowercased_tokenised', BLEU(lowercase=True))):
+        assert scores[name] == metric.corpus_score(outputs, [LINES]).score
+        assert scores[f'{name}_signature'] == str(metric.get_signature())
+
+
+def test_references_that_are_too_short_for_bleu_are_a_warning():
+    warning = short_references_warning(CHINESE, 'cn')  # not a language code
+    assert warning.startswith('4 of 4 references have fewer than 4 tokens (tokenizer 13a of sacreBLEU), so BLEU')
+    assert '--config.eval.metric=chrf' in warning
+    assert not short_references_warning([*REFERENCES, 'short', 'two words', 'this is short'], 'en')
 
 
 # The raw lines of Multi30k's test 2016, and what its authors made of them with Moses' own scripts.
@@ -91,17 +126,18 @@ def bleu_of_tokens(outputs, references):
 def test_moses_bleu_is_bleu_of_its_tokens():
     outputs = ['Eine Frau auf dem Boot "El Corazon" lässt schwarze gewichte ins Wasser.',
                'Zwei Spielerinnen der US-Nationalmannschaft klatschen, umgeben von zwei weiteren Spielern.', *MOSES][:4]
-    scores = corpus_scores(outputs, list(MOSES), 'de')
+    scores = corpus_scores(outputs, list(MOSES), 'de', complete=True)
     tokens = [MosesTokens('de')(line.lower()) for line in outputs]
     assert scores['bleu_lowercased_moses'] == pytest.approx(bleu_of_tokens(tokens, list(MOSES.values())), abs=1e-6)
 
 
 @pytest.mark.fast_cases(6)
 @pytest.mark.parametrize('language, rules', [('de', 'de'), ('pt_BR', 'pt'), ('fr-FR', 'fr'),
-                                             ('xx', 'en'), ('', 'en'), ('tlh', 'en'), ('ja', 'ja')])
+                                             ('xx', 'en'), ('', 'en'), ('tlh', 'en'), ('ko', 'ko')])
 def test_a_language_without_rules_gets_those_of_english_and_a_warning(language, rules, caplog):
     caplog.set_level('WARNING', logger='allyouneed')
-    assert f'tok:moses.{rules}|' in corpus_scores(['a b'], ['a b'], language)['bleu_lowercased_moses_signature']
+    scores = corpus_scores(['a b'], ['a b'], language, complete=True)
+    assert f'tok:moses.{rules}|' in scores['bleu_lowercased_moses_signature']
     assert ('no rules for the language' in caplog.text) == (rules == 'en')
 
 
@@ -118,7 +154,7 @@ LINES = [f'{noun} number {number} sits near the {other} , and the {other} sees i
 @pytest.mark.slow
 def test_a_confidence_interval_is_that_of_resampled_sentences():
     outputs = noisy(LINES, 0.3, seed=0)
-    found, scores = confidence_intervals(outputs, LINES, 'en'), corpus_scores(outputs, LINES, 'en')
+    found, scores = confidence_intervals(outputs, LINES, 'en'), corpus_scores(outputs, LINES, 'en', complete=True)
     assert found == confidence_intervals(outputs, LINES, 'en') and found['signature'] == 'bs:1000|seed:12345'
     for name in ('bleu', 'bleu_lowercased_tokenised', 'bleu_lowercased_moses', 'chrf', 'chrf++', 'ter'):
         assert found[name][0] < scores[name] < found[name][1]
@@ -150,7 +186,8 @@ def test_the_interval_of_what_is_all_wrong_is_0():
 def test_two_systems_are_compared_on_the_same_sentences():
     good, also_good, bad = noisy(LINES, 0.2, seed=1), noisy(LINES, 0.2, seed=2), noisy(LINES, 0.5, seed=3)
     against_bad, against_good = (compare_translations(good, other, LINES, 'en') for other in (bad, also_good))
-    scores = {name: [corpus_scores(each, LINES, 'en')[name] for each in (good, bad)] for name in ('bleu', 'ter')}
+    scores = {name: [corpus_scores(each, LINES, 'en', complete=True)[name] for each in (good, bad)]
+              for name in ('bleu', 'ter')}
     for name, (this, other) in scores.items():
         assert against_bad[name]['other'] == pytest.approx(other)
         assert against_bad[name]['difference'] == pytest.approx(this - other)

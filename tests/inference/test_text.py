@@ -18,16 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
+from configs import base
+from configs.checks import check_config
 from configs.tasks import TOKENIZERS
 from inference import text as text_module
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.outputs import Hypothesis, Output
 from inference.text import TextModel
-from inference.translate import Translator
-from input_pipeline.data import DocumentData
+from inference.translate import Translator, _warn
+from input_pipeline.data import DocumentData, PairData
 from input_pipeline.sources import decode_lines, read_lines
 from input_pipeline.tokenizer import BOS, ByteTokenizer, train_tokenizer
+from model.losses import Sums
 from runtime.errors import UserError
 from tests.real_text import pieces, training_lines
 
@@ -328,3 +331,22 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path):
         count += len(part)
     assert count == 15_000
     assert max(memory) - memory[0] < 30  # all answers at once would be above 100
+
+
+@pytest.mark.parametrize('language, metric, bleu, warned', [
+    ('zh', 'bleu', 100, False), ('zh', 'chrf', 100, False), ('cn', 'bleu', 0, True), ('cn', 'chrf', 0, False)])
+def test_a_perfect_translator_into_a_language_without_spaces(language, metric, bleu, warned, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    for name, stub in {'attention': {}, 'perplexity': 1.0, '_encoded': []}.items():
+        monkeypatch.setattr(Echo, name, lambda *_, stub=stub: stub)
+    config, data = base.get_config(), object.__new__(PairData)
+    config.update_from_flattened_dict({'data.target_lang': language, 'eval.metric': metric})
+    check_config(config)
+    data.pairs = lambda split: [(line, line) for line in ['我们今天去北京。', '他喜欢吃苹果。', '天气很好。']]
+    _warn.cache_clear()
+    metrics = Echo().validate(data, Sums(0.0, 1.0, {}), config).metrics
+    assert metrics[metric] == pytest.approx(bleu if metric == 'bleu' else 100)
+    assert ('3 of 3 references have fewer than 4 tokens' in caplog.text) == warned
+    results, _ = Echo().score(data, 'test', config, OPTIONS)
+    assert results['bleu'] == pytest.approx(bleu) == metrics['bleu']
+    assert ('3 of 3 references have fewer than 4 tokens' in caplog.text) == (language == 'cn')
