@@ -70,7 +70,10 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
             sys.exit(0)
         arguments = _parse(sys.argv)
         if len(arguments) > (2 if takes else 1):
-            raise UserError(f'unexpected argument {arguments[-1]!r}. Write options as flags, --name=value')
+            quoted = arguments[-1].startswith(("'--", '"--'))
+            raise UserError(f'unexpected argument {arguments[-1]!r}. '
+                            + ('Remove the quotes: a file of flags is not read by a shell' if quoted else
+                               'Write options as flags, --name=value'))
         if takes and len(arguments) < 2:
             raise UserError(f'{takes} is missing. See --help')
         _arguments = arguments

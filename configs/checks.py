@@ -8,7 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from configs import recipes
-from configs.options import BY_NAME, DEFAULTS, decisive, flatten, kind_problem, plain
+from configs.options import BEAM_METHODS, BY_NAME, DEFAULTS, decisive, flatten, kind_problem, plain
 from configs.rules import rules, warmup_steps
 from configs.tasks import TASKS
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
@@ -26,7 +26,8 @@ def config_from(flag: flags.FlagHolder,
       flag: the flag, defined by ml_collections.
       more: a function that makes further checks, for example of the data. It takes the config and the list of messages
         so far, and returns a list of further messages.
-      resumes: whether the config is for a run that exists. Such a run keeps its warm-up, even if it is too long.
+      resumes: whether the config is for a run that exists. Such a run keeps its warm-up and its search, even if they
+        are impossible.
 
     Raises:
       UserError: if the flag is missing or is not a recipe, or if values are wrong. The message lists all wrong values.
@@ -44,6 +45,8 @@ def config_from(flag: flags.FlagHolder,
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     if not problems and not resumes and 'optimizer.warmup' in overrides:
         problems = warmup_problems(config)
+    if not problems and not resumes and overrides.keys() & {'decode.method', 'decode.extra_length'}:
+        problems = window_problems(config)
     problems += more(config, problems)
     if problems:
         raise UserError('\n'.join(problems))
@@ -74,6 +77,19 @@ def warmup_problems(config: ConfigDict) -> list[str]:
         return []
     return [f'config.optimizer.warmup={warmup}: must be below train.steps={steps}, because the cosine decay begins '
             'after the warmup']
+
+
+def window_problems(config: ConfigDict) -> list[str]:
+    """Returns a message if beam search of a language model cannot generate as many tokens as the config asks for.
+
+    decode.py refuses such a search. Without this check, a run could be trained, but not scored. This is a problem only
+    if the user set the search.
+    """
+    method, length, context = config.decode.method, config.decode.extra_length, config.data.context
+    if TASKS[config.task].data != 'documents' or method not in BEAM_METHODS or length < context:
+        return []
+    return [f'config.decode.extra_length={length}: must be below data.context={context} for decode.method={method}, '
+            'because beam search uses only one window of the model']
 
 
 def config_problems(config: ConfigDict) -> list[str]:

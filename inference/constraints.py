@@ -16,7 +16,7 @@ for any white space.
 import functools
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,9 @@ DEAD = -1  # the state after an excluded token
 MAX_PHRASE = 1000  # maximum number of characters of a phrase; each character is a state of the automaton
 MAX_MARKS = 8  # maximum number of successive marks; each subset of them may be a state, because their order may vary
 MAX_ENTRIES = 2 ** 28  # maximum number of entries of a table: 1 GB
+# A phrase that repeats itself has exponentially many states behind a prompt, so the states are counted while they are
+# made.
+MAX_STATES = 2 ** 18
 WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040, 0x30ff), (0x31f0, 0x31ff),
                   (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, kana, Han
 # Above U+FFFF, only the letters of these scripts make words: Osage, Rohingya, Chakma, Newa, Miao, Hmong, Wancho, Adlam.
@@ -153,10 +156,13 @@ class _Phrases:
             return None
         return _State(frozenset(texts & self._following.keys()), kind, complete)
 
-    def states(self, continued: bool) -> tuple[list[_State], Int[np.ndarray, 'states characters']]:
+    def states(self, continued: bool, most: int) -> tuple[list[_State], Int[np.ndarray, 'states characters']]:
         """Returns all states, and a table of next states [state, character]. DEAD means that a character is excluded.
 
         If `continued` is true, the states at the end of a prompt are included.
+
+        Raises:
+          UserError: if there are more than `most` states.
         """
         states, numbers, rows = [_State()], {_State(): 0}, []
 
@@ -169,6 +175,8 @@ class _Phrases:
             return numbers[state]
 
         for state in states:  # `number` appends to this list
+            if len(states) > most:
+                raise _too_large(self._phrases)
             continuing = self._following[''].union(*(self._following[text] for text in state.begun))
             after = {}
             for character in self.characters:  # characters that continue no phrase differ only in their kind
@@ -238,6 +246,10 @@ class _Phrases:
         return other and self.symbols.keys().isdisjoint(text) and _folded(text) == text
 
 
+def _too_large(phrases: Collection[str]) -> UserError:
+    return UserError(f'avoid: the table for {len(phrases)} phrases is too large. Use fewer or shorter phrases')
+
+
 def _opened(state: _State) -> _State:
     """Returns the state at the end of a prompt, where a new word may begin. The prompt may contain any words."""
     return state._replace(ended=False, kind=OTHER)
@@ -262,10 +274,9 @@ class Automaton:
         rules, size = _Phrases(phrases), len(tokenizer)
         written = [[] if token <= UNK else [rules.symbols[symbol] for symbol in rules.read(tokenizer.bytes_of(token))]
                    for token in range(size)]
-        states, by_symbol = rules.states(continued)
+        states, by_symbol = rules.states(continued, min(MAX_STATES, MAX_ENTRIES // size))
         may_end = [not state.ended for state in states]
-        if max(map(max, filter(None, written)), default=0) >= len(rules.characters) and (
-                len(states) * size <= MAX_ENTRIES):
+        if max(map(max, filter(None, written)), default=0) >= len(rules.characters):
             by_symbol, added = rules.with_bytes(by_symbol)
             # The text may also end in a character that is certainly a letter, whatever its last bytes are. Otherwise,
             # no letter of three bytes could follow a phrase, because a search looks only one token ahead.
@@ -274,8 +285,7 @@ class Automaton:
                 possible.append(other != DEAD or all(state != DEAD and possible[state] for state in after))
             may_end += possible[len(states):]
         if len(by_symbol) * size > MAX_ENTRIES:
-            raise UserError(f'avoid: {len(phrases)} phrases are too many for a vocabulary of {size} tokens. Use fewer '
-                            'phrases')
+            raise _too_large(phrases)
         table, may_end = _token_table(by_symbol, written), np.array(may_end)
         table[~may_end, EOS] = DEAD
         # The next step may be the last step. So a state where the text may not end needs a token that leads to a state

@@ -6,6 +6,7 @@ Only one training at a time can use a run directory.
 import datetime
 import json
 import logging
+import math
 import os
 import socket
 import time
@@ -202,16 +203,22 @@ class RunDirectory:
     def report_finished(self, config: ConfigDict) -> None:
         """Records the changed options of a run that is already finished, and logs at which step and why it finished.
 
-        Does not record new paths of the data and the teacher, because a finished run does not read and check them.
-        These options get the values of the run in `config`.
+        Does not record new paths of the data and the teacher, because a finished run does not read and check them, and
+        another number of steps of a run that has already made both numbers. These options get the values of the run in
+        `config`.
         """
+        assert self.finished_at is not None, 'the run is finished'
+        if max(self._changed.get('train.steps', [math.inf])) <= self.finished_at:
+            old, new = self._changed.pop('train.steps')
+            config.train.steps = old
+            log.info('config.train.steps=%d is not recorded, because this run has already made %d steps. The run keeps '
+                     '%d', new, self.finished_at, old)
         for key in [key for key in NAMING_INPUTS if key in self._changed]:
             old, new = self._changed.pop(key)
             config.update_from_flattened_dict({key: old})
             log.info('config.%s=%r is not recorded, because this run is finished and does not read its data or its '
                      'teacher again. The run keeps %r', key, new, old)
         self._record_changes(config)
-        assert self.finished_at is not None, 'the run is finished'
         log.info('%s', finished_message(self.finished_at, config))
 
     def _create(self, config: ConfigDict, data: Data, objective: Objective) -> None:
@@ -245,7 +252,7 @@ class RunDirectory:
         def record():
             for key, (old, new) in self._changed.items():
                 note = may_change(key)
-                if key == 'train.steps' and config.optimizer.schedule == 'cosine':
+                if key == 'train.steps' and config.optimizer.schedule == 'cosine' and self.finished_at is None:
                     note = 'the cosine schedule ends at the new value, so the learning rate changes from now on'
                 log.info('option changed since the run began: %s %r -> %r%s', key, old, new, note and f' ({note})')
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')

@@ -387,7 +387,8 @@ def test_images_that_were_saved_again_in_another_encoding_give_the_same_results(
         run.data = lambda: Images(in_memory(inputs, np.arange(9) % 3))
         shown = []
         monkeypatch.setattr(answering, 'draw_examples', lambda *arguments: shown.append(arguments[2].outputs))
-        answering.score_splits(Request(split=split, picture_count=2), run, [split], SearchOptions(), None)
+        request = Request(split=split, pictures=str(tmp_path / 'pictures'), picture_count=2)
+        answering.score_splits(request, run, [split], SearchOptions(), None)
         mean = run.edited([Edit('mean', 'pooled', split)])._numbers[-1]['pooled']
         return [(tmp_path / f'results/{split}.json').read_text(), shown[0].tolist(), np.asarray(mean).tolist()]
 

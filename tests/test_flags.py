@@ -16,6 +16,13 @@ def test_options_may_stand_in_a_flag_file(tmp_path):
     assert '--config.model.d_model=48' in train(f'--flagfile={path}', '--print_config').stdout.splitlines()
 
 
+def test_quotes_in_a_flag_file_are_explained(tmp_path):
+    path = tmp_path / 'flags'
+    path.write_text("'--config.train.lora_parts=*attention/query'\n")
+    done = train('--config=configs/demo.py', f'--flagfile={path}', '--print_config')
+    assert (done.returncode, 'Remove the quotes' in done.stderr) == (2, True)
+
+
 def test_a_recipe_in_a_flag_file_is_one(tmp_path):
     path = tmp_path / 'flags'
     path.write_text('--config=configs/demo.py\n')

@@ -370,3 +370,20 @@ def test_a_warmup_that_is_too_long_is_an_error_only_if_the_user_set_it_for_a_new
             checks.config_from(holder, resumes=resumes)
     else:
         assert checks.config_from(holder, resumes=resumes).optimizer.warmup == (warmup if asked else 200)
+
+
+@pytest.mark.parametrize('options, resumes, wrong', [
+    (['decode.method=beam'], False, True), (['decode.method=mbr'], False, True), (['decode.method=beam'], True, False),
+    (['decode.method=beam', 'decode.extra_length=63'], False, False), (['decode.method=greedy'], False, False)])
+def test_beam_search_of_a_new_language_model_must_fit_into_a_window(monkeypatch, options, resumes, wrong):
+    values = flags.FlagValues()
+    arguments = ['script', f'--config={ROOT}/configs/llama_tiny.py', '--config.data.context=64',
+                 *(f'--config.{option}' for option in options)]
+    holder = config_flags.DEFINE_config_file('config', None, 'The recipe.', flag_values=values, sys_argv=arguments)
+    values(arguments)
+    monkeypatch.setattr(flags, 'FLAGS', values)
+    if wrong:
+        with pytest.raises(UserError, match=r'config\.decode\.extra_length=300: must be below data\.context=64'):
+            checks.config_from(holder, resumes=resumes)
+    else:
+        checks.config_from(holder, resumes=resumes)

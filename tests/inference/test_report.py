@@ -227,7 +227,7 @@ def test_a_list_of_words_to_avoid_that_is_too_long_is_refused_before_a_split_is_
     monkeypatch.setattr(constraints, 'MAX_ENTRIES', 10)
     data = Validation([])
     data.plan = lambda *arguments: pytest.fail('the split is read')
-    with pytest.raises(UserError, match='1 phrases are too many'):
+    with pytest.raises(UserError, match='the table for 1 phrases is too large'):
         letters.score(data, 'test', base.get_config(), dataclasses.replace(GREEDY, avoid=('ab',)))
 
 

@@ -485,6 +485,12 @@ def test_what_is_no_phrase(avoid):
         SearchOptions(avoid=avoid)
 
 
+def test_a_phrase_with_exponentially_many_states_is_refused_early(monkeypatch):
+    monkeypatch.setattr('inference.constraints.MAX_STATES', 100)
+    with pytest.raises(UserError, match='the table for 1 phrases is too large'):
+        Automaton(['a' * 100], ByteTokenizer(), True)
+
+
 def test_as_many_prefixes_as_sentences():
     with pytest.raises(UserError, match='there are 1 prefixes for 2 sentences'):
         of_kind('transformer').translate(['a', 'b'], prefixes=['a'])
