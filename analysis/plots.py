@@ -122,7 +122,8 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
     for setting in settings:
         values = [run.results[split][shown] for run in setting if shown in run.results.get(split, {})]
         if values:
-            points.append((setting[0], spread(values)))
+            # The run with the fewest options is the recipe without changes, if the setting contains it.
+            points.append((min(setting, key=lambda run: len(run.settings)), spread(values)))
     panels = _panels(points)
     columns = min(3, max(1, len(panels)))
     rows = max(1, -(-len(panels) // columns))

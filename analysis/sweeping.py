@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from analysis.compare import LOGS, SWEEP, RunRecord, read_curves, read_results, recorded_sweep, scored_metric
-from configs.checks import check_config, warmup_problems, written
+from configs.checks import asked_problems, check_config, written
 from configs.options import flatten, plain
 from configs.sweeps import Overrides, run_names
 from configs.tasks import goodness
@@ -80,8 +80,8 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
         try:
             changed.update_from_flattened_dict(overrides)
             check_config(changed)
-            # train.py refuses a warm-up that is set by a flag and too long. It gets all overrides as flags.
-            if 'optimizer.warmup' in {*constant, *overrides} and (problems := warmup_problems(changed)):
+            # train.py gets all overrides as flags, and some values are refused only if a flag sets them.
+            if problems := asked_problems(changed, {*constant, *overrides}):
                 raise UserError(problems[0])
         except (TypeError, ValueError, UserError) as error:
             raise UserError(f'--sweep={file}, run {written(overrides)}: {error}') from None

@@ -1,7 +1,7 @@
 """Checks of a config. They run before data is read, a model is built or a file is written."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -43,10 +43,8 @@ def config_from(flag: flags.FlagHolder,
     config = plain(flag.value)
     problems = config_problems(config)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
-    if not problems and not resumes and 'optimizer.warmup' in overrides:
-        problems = warmup_problems(config)
-    if not problems and not resumes and overrides.keys() & {'decode.method', 'decode.extra_length'}:
-        problems = window_problems(config)
+    if not problems and not resumes:
+        problems = asked_problems(config, overrides)
     problems += more(config, problems)
     if problems:
         raise UserError('\n'.join(problems))
@@ -67,11 +65,14 @@ def check_config(config: ConfigDict) -> None:
         raise UserError('\n'.join(problems))
 
 
-def warmup_problems(config: ConfigDict) -> list[str]:
-    """Returns a message if the warm-up of the config is too long for the training.
+def asked_problems(config: ConfigDict, asked: Collection[str]) -> list[str]:
+    """Returns messages about values that are a problem only if the user set them. `asked` are these options."""
+    problems = warmup_problems(config) if 'optimizer.warmup' in asked else []
+    return problems + (window_problems(config) if {'decode.method', 'decode.extra_length'} & {*asked} else [])
 
-    This is a problem only if the user set the warm-up.
-    """
+
+def warmup_problems(config: ConfigDict) -> list[str]:
+    """Returns a message if the warm-up of the config is too long for the training."""
     warmup, steps = config.optimizer.warmup, config.train.steps
     if warmup == warmup_steps(config.optimizer, steps):
         return []
@@ -82,8 +83,7 @@ def warmup_problems(config: ConfigDict) -> list[str]:
 def window_problems(config: ConfigDict) -> list[str]:
     """Returns a message if beam search of a language model cannot generate as many tokens as the config asks for.
 
-    decode.py refuses such a search. Without this check, a run could be trained, but not scored. This is a problem only
-    if the user set the search.
+    decode.py refuses such a search. Without this check, a run could be trained, but not scored.
     """
     method, length, context = config.decode.method, config.decode.extra_length, config.data.context
     if TASKS[config.task].data != 'documents' or method not in BEAM_METHODS or length < context:

@@ -22,7 +22,7 @@ SAMPLES = 1000  # bootstrap resamples
 MOST_CONFUSED = 10  # maximum number of pairs of classes in the results
 # Languages without spaces between words, and the tokenizer of BLEU for them. 'ja-mecab' would need another package.
 BLEU_TOKENIZERS = {language: tokenizer for tokenizer, languages in {
-    'zh': 'zh zho chi cmn yue', 'char': 'ja jpn th tha lo lao km khm my mya bur bo bod dz dzo'}.items()
+    'zh': 'zh zho chi cmn yue', 'char': 'ja jpn th tha lo lao km khm my mya bur bo bod tib dz dzo'}.items()
     for language in languages.split()}
 # If a larger share of the references has no 4-gram, BLEU is unreliable. In the built-in data, this share is up to 0.52
 # for languages with spaces between words, and BLEU still distinguishes good models from bad models.

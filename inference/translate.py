@@ -44,8 +44,7 @@ def note_on_case(config: ConfigDict) -> dict[str, str]:
     if config.data.tokenizer.normalization != 'nfkc_cf':
         return {}
     note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references have '
-            f'capitals. {", ".join(CASED)} count this difference as an error; bleu_lowercased_tokenised, '
-            'bleu_lowercased_moses and ter do not')
+            f'capitals. {", ".join(CASED)} count this difference as an error; the lowercased scores and ter do not')
     _warn(note)
     return {'note': note}
 

@@ -6,7 +6,6 @@ Only one training at a time can use a run directory.
 import datetime
 import json
 import logging
-import math
 import os
 import socket
 import time
@@ -204,15 +203,14 @@ class RunDirectory:
         """Records the changed options of a run that is already finished, and logs at which step and why it finished.
 
         Does not record new paths of the data and the teacher, because a finished run does not read and check them, and
-        another number of steps of a run that has already made both numbers. These options get the values of the run in
-        `config`.
+        fewer steps than the run has made. These options get the values of the run in `config`.
         """
         assert self.finished_at is not None, 'the run is finished'
-        if max(self._changed.get('train.steps', [math.inf])) <= self.finished_at:
+        if config.train.steps < self.finished_at and 'train.steps' in self._changed:
             old, new = self._changed.pop('train.steps')
             config.train.steps = old
-            log.info('config.train.steps=%d is not recorded, because this run has already made %d steps. The run keeps '
-                     '%d', new, self.finished_at, old)
+            log.info('config.train.steps=%d is not recorded, because this run has made %d steps. The run keeps %d', new,
+                     self.finished_at, old)
         for key in [key for key in NAMING_INPUTS if key in self._changed]:
             old, new = self._changed.pop(key)
             config.update_from_flattened_dict({key: old})

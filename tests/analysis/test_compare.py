@@ -86,6 +86,8 @@ def test_a_run_that_sets_an_option_to_the_value_in_the_recipe_is_a_seed_of_the_r
     assert [(row['num_heads'], row['seeds']) for row in results_table(runs).rows] == [(4, 3), (2, 1)]
     [legend] = plot_curves(runs).legends
     assert [text.get_text() for text in legend.get_texts()] == ['num_heads=4', 'num_heads=2']
+    [axes] = plot_varied(runs).axes
+    assert '*' in [line.get_marker() for line in axes.lines], 'the recipe is a star'
 
 
 def test_a_failed_run_that_was_finished_by_hand_is_finished_on_the_splits_with_results(sweep):

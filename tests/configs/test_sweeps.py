@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from analysis.sweeping import planned_runs
 from configs import base, checks, demo, llama_tiny, multi30k, rnnsearch_demo, shakespeare_char
 from configs.options import flatten
 from configs.sweeps import differing, over, product, run_names, seeds, short_names, zipped
@@ -94,6 +95,14 @@ def test_the_warmups_of_a_sweep_fit_a_short_training():
     runs = [*every('norm_and_warmup', config)]
     assert {run.optimizer.warmup for run in runs} == {1, 20}
     assert not any(map(checks.warmup_problems, runs))
+
+
+def test_beam_search_of_each_run_of_a_language_model_must_fit_into_a_window():
+    config, method = llama_tiny.get_config(), {'decode.method': 'beam'}
+    config.data.context = 64
+    with pytest.raises(UserError, match=r'decode.method.*extra_length=300: must be below data\.context=64'):
+        planned_runs('sweep.py', config, [method], {})
+    assert planned_runs('sweep.py', config, [method | {'decode.extra_length': 63}], {})
 
 
 def test_table_3_of_the_papers_model_is_the_papers():

@@ -56,7 +56,7 @@ def test_a_finished_run_records_no_path_that_it_does_not_check(whole, tmp_path, 
 def test_fewer_steps_than_a_finished_run_has_made_are_not_recorded(whole, tmp_path, cache, said):
     shutil.copytree(whole, tmp_path / 'run')
     start(tmp_path / 'run', tiny_config(cache, train__steps=10))
-    assert 'config.train.steps=10 is not recorded, because this run has already made 12 steps' in said.text
+    assert 'config.train.steps=10 is not recorded, because this run has made 12 steps. The run keeps 12' in said.text
     assert read_config(tmp_path / 'run').train.steps == 12 and 'learning rate' not in said.text
 
 
