@@ -85,8 +85,8 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
             count: int = COUNT) -> dict[str, list[Bucket]]:
     """Returns the scores of several runs for groups of sentences, such as groups by length.
 
-    Reads the translations that `decode.py --split` has written. All runs must have the same sentences. The language
-    and the word frequencies are those of the first run and its training data.
+    Reads the translations that `decode.py --split` has written. All runs must have the same sentences. The config of
+    the first run has the language of the translations, and its training data has the word frequencies.
 
     Raises:
       UserError: if the list is empty, a run has no translations of this split, or its sentences differ from the

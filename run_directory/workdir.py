@@ -203,14 +203,19 @@ class RunDirectory:
         """Records the changed options of a run that is already finished, and logs at which step and why it finished.
 
         Does not record new paths of the data and the teacher, because a finished run does not read and check them, and
-        fewer steps than the run has made. These options get the values of the run in `config`.
+        fewer steps than the run has made if it is finished also without this change. In `config`, these options get the
+        values of the run.
         """
         assert self.finished_at is not None, 'the run is finished'
-        if config.train.steps < self.finished_at and 'train.steps' in self._changed:
-            old, new = self._changed.pop('train.steps')
+        if 'train.steps' in self._changed:  # only in the leader
+            old, new = self._changed['train.steps']
             config.train.steps = old
-            log.info('config.train.steps=%d is not recorded, because this run has made %d steps. The run keeps %d', new,
-                     self.finished_at, old)
+            if new < self.finished_at and finished_at(self.path, config) is not None:
+                del self._changed['train.steps']
+                log.info('config.train.steps=%d is not recorded, because this run has made %d steps. The run keeps %d',
+                         new, self.finished_at, old)
+            else:
+                config.train.steps = new
         for key in [key for key in NAMING_INPUTS if key in self._changed]:
             old, new = self._changed.pop(key)
             config.update_from_flattened_dict({key: old})

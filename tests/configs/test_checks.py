@@ -355,16 +355,21 @@ def test_numbers_of_numpy_in_a_recipe_are_numbers_of_python(monkeypatch, tmp_pat
     assert config.is_locked and {type(value) for _, value in leaves(config)} == {bool, int, float, str}
 
 
+def given(monkeypatch, recipe, *options):
+    """Returns the flag --config of a command line with a recipe and options."""
+    values = flags.FlagValues()
+    arguments = ['script', f'--config={ROOT}/configs/{recipe}.py', *(f'--config.{option}' for option in options)]
+    holder = config_flags.DEFINE_config_file('config', None, 'The recipe.', flag_values=values, sys_argv=arguments)
+    values(arguments)
+    monkeypatch.setattr(flags, 'FLAGS', values)
+    return holder
+
+
 @pytest.mark.parametrize('warmup, asked, resumes, wrong', [
     (60, True, False, True), (60, False, False, False), (49, True, False, False), (60, True, True, False)])
 def test_a_warmup_that_is_too_long_is_an_error_only_if_the_user_set_it_for_a_new_run(
         monkeypatch, warmup, asked, resumes, wrong):
-    values = flags.FlagValues()
-    arguments = ['script', f'--config={ROOT}/configs/digits_vit.py', '--config.train.steps=50',
-                 *([f'--config.optimizer.warmup={warmup}'] if asked else [])]
-    holder = config_flags.DEFINE_config_file('config', None, 'The recipe.', flag_values=values, sys_argv=arguments)
-    values(arguments)
-    monkeypatch.setattr(flags, 'FLAGS', values)
+    holder = given(monkeypatch, 'digits_vit', 'train.steps=50', *([f'optimizer.warmup={warmup}'] if asked else []))
     if wrong:
         with pytest.raises(UserError, match='config.optimizer.warmup=60: must be below train.steps=50'):
             checks.config_from(holder, resumes=resumes)
@@ -376,12 +381,7 @@ def test_a_warmup_that_is_too_long_is_an_error_only_if_the_user_set_it_for_a_new
     (['decode.method=beam'], False, True), (['decode.method=mbr'], False, True), (['decode.method=beam'], True, False),
     (['decode.method=beam', 'decode.extra_length=63'], False, False), (['decode.method=greedy'], False, False)])
 def test_beam_search_of_a_new_language_model_must_fit_into_a_window(monkeypatch, options, resumes, wrong):
-    values = flags.FlagValues()
-    arguments = ['script', f'--config={ROOT}/configs/llama_tiny.py', '--config.data.context=64',
-                 *(f'--config.{option}' for option in options)]
-    holder = config_flags.DEFINE_config_file('config', None, 'The recipe.', flag_values=values, sys_argv=arguments)
-    values(arguments)
-    monkeypatch.setattr(flags, 'FLAGS', values)
+    holder = given(monkeypatch, 'llama_tiny', 'data.context=64', *options)
     if wrong:
         with pytest.raises(UserError, match=r'config\.decode\.extra_length=300: must be below data\.context=64'):
             checks.config_from(holder, resumes=resumes)

@@ -5,7 +5,6 @@ import functools
 import io
 import json
 import re
-import unicodedata
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import pytest
 import sentencepiece
 
 from inference import batches
-from inference.constraints import DEAD, Automaton, begin_words
+from inference.constraints import DEAD, begin_words
 from inference.generate import Generator
 from inference.inputs import encode_prefix
 from inference.options import SearchOptions
@@ -22,7 +21,7 @@ from inference.search import IMPOSSIBLE, NEW_WORD, Beam, Follow, advance, filter
 from inference.text import VOCABULARY
 from inference.translate import Translator
 from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer
-from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, ByteTokenizer, CharTokenizer, train_tokenizer
+from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, ByteTokenizer, CharTokenizer
 from model.blocks import BlockConfig
 from model.cache import Cache
 from model.ensemble import Ensemble
@@ -30,6 +29,7 @@ from model.language_model import LanguageModel
 from model.recurrent import RNNSearch
 from model.transformer import Transformer
 from runtime.errors import UserError
+from tests.vocabularies import WORDS, vocabularies
 
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': ' ,ABab'}).encode())
 SIZE, EXTRA, WIDTH = len(TOKENIZER), 4, 16
@@ -260,141 +260,6 @@ def test_no_letters_are_appended_where_the_model_would_begin_a_word_to_avoid():
     assert best_of(probabilities, Follow(table, jnp.int32(1), new_word, joins)) == [haus, frau, EOS]
 
 
-# What is avoided, in any vocabulary
-
-WORDS = ['Mann', 'Mannschaft', 'mit', 'einem', 'der', 'Tag', 'guten', 'Käse', 'groß', 'Straße', 'und', 'Manna']
-
-
-@functools.cache
-def vocabularies():
-    rng = np.random.default_rng(0)
-    texts = [' '.join(rng.choice(WORDS, rng.integers(1, 8))) + '.' for _ in range(300)]
-    settings = {'vocab_size': 290, 'split_digits': True, 'normalization': 'identity'}
-    return {'byte': ByteTokenizer(), **{kind: train_tokenizer(texts, kind=kind, **settings)
-                                        for kind in ('bpe', 'unigram')}}
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize('kind', ['bpe', 'byte', 'unigram'])
-def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
-    """Random tokens: what the automaton says is what a regular expression says of the decoded text."""
-    tokenizer = vocabularies()[kind]
-    avoid = 'Mann', 'guten  Tag', 'KÄSE', 'straße', 'x!', '9'
-    automaton = Automaton(avoid, tokenizer, False)
-    letters = re.compile(r'(?<![^\W\d])(mann|guten\s+tag|käse|stra(ß|ss)e)(?![^\W\d])|(?<![^\W\d])x!', re.IGNORECASE)
-    number = re.compile(r'(?<!\d)9(?!\d)')
-    rng, counts = np.random.default_rng(1), {True: 0, False: 0}
-    parts = [*WORDS, 'STRASSE', 'KÄSE', 'mAnn', 'man', 'n', ' ', ' ', '\u00a0', '.', '-', '9', '3', '_', 'x', '!', '…']
-    for _ in range(1500):
-        text = ''.join(rng.choice(parts, rng.integers(1, 6)))
-        tokens, cut = [], 0
-        while cut < len(text):  # cut at random, so that words are written in many ways
-            end = cut + int(rng.integers(1, 8))
-            tokens += [token for token in tokenizer.encode(text[cut:end])]
-            cut = end
-        whole = tokenizer.decode(tokens)
-        state = automaton.after(tokens)
-        expected = bool(letters.search(whole) or number.search(whole))
-        assert (state == DEAD or automaton.table[state, EOS] == DEAD) == expected, whole
-        counts[expected] += 1
-    assert min(counts.values()) > 100
-
-
-def avoids(phrases, tokenizer):
-    """A function of a text: whether an output cannot be the text."""
-    automaton = Automaton(phrases, tokenizer, False)
-
-    def avoided(text):
-        state = automaton.after(tokenizer.encode(text))
-        return state == DEAD or automaton.table[state, EOS] == DEAD
-
-    return avoided
-
-
-def test_forms_of_a_word():
-    avoided = avoids(('naïve', 'groß', '猫', 'Straße', 'ना', 'नाम'), ByteTokenizer())
-    for text in ('NAI\u0308VE', 'naïve', 'sehr GROSS', 'groẞ.', '黒い猫が', 'STRASSE', 'é naïve', '3naïve', 'naïve2',
-                 'नाम।'):
-        assert avoided(text), text
-    for text in ('naive', 'naïves', 'grosse', 'größe', '黒い犬', 'Straßen', 'énaïve', 'naïve\u0301', '3', '',
-                 'नामक', 'नाक'):
-        assert not avoided(text), text
-
-
-def char_tokenizer(text):
-    return CharTokenizer(json.dumps({'kind': 'char', 'characters': ''.join(sorted({*text}))}).encode())
-
-
-@pytest.mark.parametrize('kind', ['bpe', 'byte', 'char'])
-def test_a_word_is_avoided_in_each_canonically_equivalent_order_of_its_marks(kind):
-    """Random orders of marks: the automaton agrees with a comparison of normalised words."""
-    phrases = ['q\u0307\u0323', '\u0645\u0651\u064e\u062f', '\u05e9\u05c1\u05b8\u05dd', 'e\u0323\u0301\u0302x', 'éa']
-    words, extra = {unicodedata.normalize('NFD', phrase) for phrase in phrases}, 'aéx\u0307\u0323\u064e\u05b8'
-    avoided = avoids(phrases, char_tokenizer(' ẹ'.join([*phrases, *words, extra])) if kind == 'char' else
-                     vocabularies()[kind])
-    rng, counts = np.random.default_rng(0), {True: 0, False: 0}
-
-    def changed(word):
-        word = word[0] + ''.join(rng.permutation([*word[1:]]))
-        return word.replace('e\u0323', 'ẹ') + rng.choice(['', '', *extra])
-
-    for _ in range(1000):
-        text = ' '.join(map(changed, rng.choice([*phrases, *words], rng.integers(1, 4))))
-        expected = not words.isdisjoint(unicodedata.normalize('NFD', text).split())
-        assert avoided(text) == expected, ascii(text)
-        counts[expected] += 1
-    assert min(counts.values()) > 100
-
-
-@pytest.mark.parametrize('tokenizer, allowed', [
-    (char_tokenizer(' .𞤀𞤁𞤂𞤢𞤣'), ['𞤂𞤀𞤁', '𞤀𞤁𞤂', '𞤢𞤣𞤂.']), (ByteTokenizer(), ['𞤂𞤀𞤁'])], ids=['char', 'byte'])
-def test_a_script_above_u_ffff_has_whole_words(tokenizer, allowed):
-    avoided = avoids(['𞤀𞤁'], tokenizer)
-    for text in ('𞤀𞤁', '𞤢𞤣', '𞤂 𞤀𞤁.'):
-        assert avoided(text), text
-    for text in allowed:
-        assert not avoided(text), text
-
-
-KANA = char_tokenizer('かがきぎ\u3099ハバパ')
-
-
-@pytest.mark.parametrize('tokenizer, phrase, forbidden, allowed', [
-    (KANA, 'かき', ['かき', 'がかき', 'かきか'], ['かぎ', 'がぎ', 'がき', 'かき\u3099か']),
-    (KANA, 'かぎ', ['かぎ', 'かき\u3099', 'がかぎ'], ['かき', 'がぎ', 'がき']),
-    (KANA, 'ハ', ['ハ', 'かハ'], ['バ', 'パ', 'かバ']),
-    (ByteTokenizer(), 'かき', ['かき', 'がかき', 'かきか'], ['かぎ', 'がぎ', 'がき', 'かぎか']),
-])
-def test_a_voiced_kana_is_another_character(tokenizer, phrase, forbidden, allowed):
-    avoided = avoids([phrase], tokenizer)
-    for text in forbidden + allowed:
-        assert avoided(text) == (text in forbidden), text
-
-
-@pytest.mark.slow
-def test_what_is_avoided_where_characters_are_cut_into_bytes():
-    """Random characters and bytes: what the automaton says is what a regular expression says of the decoded text."""
-    phrases, first = ('من', 'नाम', 'নাম', 'name', '٣٤', '猫'), UNK + 1
-    automaton = Automaton(phrases, ByteTokenizer(), False)
-    letter = r'[^\W\d\u0e00-\u0eff\u4e00-\u9fff\U00010000-\U0010ffff]'
-    letter = rf'(?:{letter}|[\u064b-\u065f\u093e-\u094d\u09be-\u09cd])'  # marks are part of words, but not of \w
-    avoided = re.compile(rf'(?<!{letter})(?:من|नाम|নাম|name)(?!{letter})|(?<!\d)٣٤(?!\d)|猫', re.IGNORECASE)
-    parts = [part.encode() for part in (*phrases, *phrases, *'مكसéx،؟٣।×ไ“ 🙂𐐀Ａ한\u00a0\u0650\u093e')]
-    cut = [bytes([byte]) for byte in '٣猫।é🙂'.encode()]
-    rng, counts = np.random.default_rng(0), {True: 0, False: 0}
-    texts = ['من، او', 'من؟', '،من ', 'नाम।', 'নাম।', 'name×2', 'name٣ ', 'nameไทย', 'नामक', 'منه', 'name한', 'nameé']
-    texts = [text.encode() for text in texts]
-    for _ in range(2000):
-        chosen = rng.integers(len(parts + cut), size=rng.integers(5))
-        texts.append(b''.join([*map((parts + cut).__getitem__, chosen), parts[rng.integers(len(parts))]]))
-    for text in texts:
-        state = automaton.after(first + byte for byte in text)
-        found, whole = state == DEAD or automaton.table[state, EOS] == DEAD, text.decode(errors='replace')
-        assert found == bool(avoided.search(whole)), whole
-        counts[found] += 1
-    assert min(counts.values()) > 500
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('method', SEARCHES)
 def test_bytes_follow_prefixes_and_avoid_words_that_are_not_ascii(method):
@@ -477,18 +342,6 @@ def test_a_prefix_with_more_tokens_than_learned_positions_can_only_be_shortened(
     model = translator(Transformer(blocks(position='learned'), 1, SIZE, SIZE, max_length=6))
     with pytest.raises(UserError, match=r'at most 6 tokens, .* \(config\.model\.max_length\)\. Shorten the prefix$'):
         model.translate(['ab'], SearchOptions(extra_length=99), prefixes=['b' * 6])
-
-
-@pytest.mark.parametrize('avoid', ['one', ['  '], [''], [3], ['\ud800'], ['q' + 9 * '\u0307']])
-def test_what_is_no_phrase(avoid):
-    with pytest.raises(UserError, match='avoid'):
-        SearchOptions(avoid=avoid)
-
-
-def test_a_phrase_with_exponentially_many_states_is_refused_early(monkeypatch):
-    monkeypatch.setattr('inference.constraints.MAX_STATES', 100)
-    with pytest.raises(UserError, match='the table for 1 phrases is too large'):
-        Automaton(['a' * 100], ByteTokenizer(), True)
 
 
 def test_as_many_prefixes_as_sentences():

@@ -1,5 +1,6 @@
 """A finished run is known from its records: nothing is read, compiled or imported to report it."""
 
+import json
 import shutil
 
 import pytest
@@ -58,6 +59,17 @@ def test_fewer_steps_than_a_finished_run_has_made_are_not_recorded(whole, tmp_pa
     start(tmp_path / 'run', tiny_config(cache, train__steps=10))
     assert 'config.train.steps=10 is not recorded, because this run has made 12 steps. The run keeps 12' in said.text
     assert read_config(tmp_path / 'run').train.steps == 12 and 'learning rate' not in said.text
+
+
+def test_fewer_steps_that_finish_a_run_are_recorded(copy, cache, said):
+    start(copy, tiny_config(cache, train__steps=9))  # evaluates step 9, the last checkpoint
+    config = json.loads((copy / 'config.json').read_text())
+    config['train']['steps'] = 12
+    (copy / 'config.json').write_text(json.dumps(config))
+    said.clear()
+    start(copy, tiny_config(cache, train__steps=6))
+    assert 'this run is finished, at step 9' in said.text and 'because' not in said.text
+    assert read_config(copy).train.steps == 6
 
 
 @pytest.mark.slow
