@@ -15,6 +15,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float, Int
 
+from kernels.largest import row_maximum
 from kernels.product import matrix_gradient, narrowed
 
 TILE = 2 ** 24  # number of logits that a device keeps in memory at a time
@@ -32,9 +33,7 @@ def is_argmax(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batc
     This is faster than an argmax. For 8 million logits, it takes 166 ms together with the products that compute the
     logits. With an argmax, the time is 208 ms (2 cores of a CPU).
     """
-    classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    earlier = (classes < targets[..., None]) & (logits >= target_logit[..., None])
-    return (target_logit >= maximum) & ~earlier.any(axis=-1)
+    return (target_logit >= maximum) & (row_maximum(logits, before=targets) < target_logit)
 
 
 def possible_classes(classes: int, absent: tuple[int, ...]) -> Bool[np.ndarray, '{classes}'] | None:
@@ -112,7 +111,7 @@ def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1,
     def step(carry, tile):
         states, targets, weights = tile
         logits = _logits(states.astype(narrow), matrix, bias)
-        maximum = logits.max(axis=-1)
+        maximum = row_maximum(logits)
         unnormalised = jnp.exp(logits - maximum[..., None])
         total = unnormalised.sum(axis=-1)
         target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]

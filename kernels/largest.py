@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from kernels.product import on_one_cpu
+
 PARTS = 32  # number of parts of a row of logits that are processed together
+COMPARED = 16  # number of parts in `row_maximum`
 SUMMED = 4  # number of parts in `log_normaliser`; with more parts, the program is not faster and compiles longer
 
 
@@ -69,6 +72,27 @@ def _cut(logits, parts):
     cut = [logits[..., begin:begin + width] for begin in range(0, parts * width, width)]
     padding = [(0, 0)] * (logits.ndim - 1)
     return [jnp.pad(part, [*padding, (0, width - part.shape[-1])], constant_values=-jnp.inf) for part in cut]
+
+
+def row_maximum(values: Float[Array, '*batch n'],
+                before: Int[Array, '*batch'] | None = None) -> Float[Array, '*batch']:
+    """Returns values.max(axis=-1), or with `before` the maximum of the values at indices below `before` (else -inf).
+
+    XLA for CPUs compares the values of a row one after the other. On CPUs, this function first compares the parts of a
+    row with each other, which is vectorised.
+    """
+    def visible(values, first=0):
+        if before is None:
+            return values
+        index = first + jax.lax.broadcasted_iota(before.dtype, values.shape, values.ndim - 1)
+        return jnp.where(index < before[..., None], values, -jnp.inf)
+
+    def by_parts(values):
+        parts = _cut(values, COMPARED)
+        width = parts[0].shape[-1]
+        return functools.reduce(jnp.maximum, [visible(part, i * width) for i, part in enumerate(parts)]).max(axis=-1)
+
+    return on_one_cpu(by_parts, lambda values: visible(values).max(axis=-1), values)
 
 
 def log_normaliser(logits: Float[Array, '*batch vocab'], maximum: Float[Array, '*batch 1']) -> Float[Array, '*batch']:

@@ -43,8 +43,23 @@ def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_a
 
 def _plain(inputs, matrix):
     narrow = narrowed(inputs.dtype)
-    return jnp.einsum('...d,df->...f', inputs.astype(narrow), matrix.astype(narrow),
-                      preferred_element_type=inputs.dtype)
+    return _einsum('...d,df->...f', inputs.astype(narrow), matrix.astype(narrow), inputs.dtype)
+
+
+def _einsum(equation, left, right, dtype):
+    """Returns the sums of products in `dtype`. The factors have the same dtype.
+
+    For a result in bfloat16, XLA for CPUs does not use the processor's bfloat16 instructions. So on CPUs, the result is
+    float32 and then rounded. On accelerators, the conversion would be a separate pass.
+    """
+    direct = partial(jnp.einsum, equation, preferred_element_type=dtype)
+    if dtype != jnp.bfloat16:
+        return direct(left, right)
+
+    def rounded(left, right):
+        return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32).astype(dtype)
+
+    return jax.lax.platform_dependent(left, right, cpu=rounded, default=direct)
 
 
 def _forward(inputs, matrix):
@@ -55,7 +70,7 @@ def _backward(saved, grad):
     inputs, matrix = saved
     dtype, narrow = inputs.dtype, narrowed(inputs.dtype)
     inputs, matrix, grad = (array.astype(narrow) for array in (inputs, matrix, grad))
-    grad_inputs = jnp.einsum('...f,df->...d', grad, matrix, preferred_element_type=dtype)
+    grad_inputs = _einsum('...f,df->...d', grad, matrix, dtype)
     inputs, grad = (array.reshape(-1, array.shape[-1]) for array in (inputs, grad))
     return grad_inputs, matrix_gradient(inputs, grad, dtype)
 
@@ -75,7 +90,7 @@ def _row_by_row(inputs, grad, dtype):
 
     The inputs are stored before they are transposed. Otherwise, XLA would compute them a second time, column by column.
     """
-    return in_rows(jnp.dot(in_rows(in_rows(inputs).T), grad, preferred_element_type=dtype))
+    return in_rows(_einsum('dn,nf->df', in_rows(in_rows(inputs).T), grad, dtype))
 
 
 def products(inputs: Float[Array, '*batch d'], matrices: Sequence[Float[Array, 'd ...']],
@@ -85,7 +100,7 @@ def products(inputs: Float[Array, '*batch d'], matrices: Sequence[Float[Array, '
     A matrix may have several axes of features: [d, features] or [d, heads, width].
     """
     kernel = jnp.concatenate([matrix.reshape(len(matrix), -1) for matrix in matrices], axis=-1)
-    joined = inputs.astype(dtype) @ kernel.astype(dtype)
+    joined = _plain(inputs.astype(dtype), kernel)
     if biases:
         joined += jnp.concatenate([bias.reshape(-1) for bias in biases]).astype(dtype)
     shapes = [matrix.shape[1:] for matrix in matrices]
