@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head
@@ -69,6 +70,8 @@ def decode(request: Request) -> None:
     avoid = read_phrases(request.avoid) if request.avoid else None
     edits = read_edits(request.edit) if request.edit else []
     edits += [without(request.without)] if request.without else []
+    if request.matmul_precision != 'default':  # for all threads, so not as a context
+        jax.config.update('jax_default_matmul_precision', request.matmul_precision)
     run = load(workdirs, request.checkpoint, request.dtype)
     request.check_run(run)
     if request.without:
@@ -282,7 +285,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
-                'dtype': run.config.model.dtype, 'decoding': decoding}
+                'dtype': run.config.model.dtype, 'matmul_precision': request.matmul_precision, 'decoding': decoding}
     if request.confidence or keys or other_outputs:
         sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang

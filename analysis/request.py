@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.options import BEAM_METHODS, choices, flatten, is_used
+from configs.options import BEAM_METHODS, choices, decisive, flatten, is_used
 from configs.tasks import TASKS
 from runtime.errors import UserError
 from runtime.files import check_file, check_folder, expanded
@@ -41,6 +41,9 @@ class Request:
                            'K). With the prefix raw:, a moving average of the parameters is ignored.')
     dtype: str | None = flag(None, 'The dtype of the computation; default: the dtype of the training.',
                              choices('model.dtype'))
+    matmul_precision: str = flag('default', 'The precision of matrix products, as in config.train.matmul_precision. '
+                                 'bfloat16 is faster on CPUs that have fast bfloat16 instructions.',
+                                 ('default', 'bfloat16', 'float32'))
     input: str | None = flag(None, 'Sentences or prompts, one per line, plain or .gz, - for stdin; for images and '
                              'series, an .npz or .csv file, an image, or a folder of images.')
     output: str | None = flag(None, 'The file for the answers; default: stdout.')
@@ -205,6 +208,10 @@ class Request:
             raise UserError(f'--documents={self.documents} can be used only for a language model, but the run has '
                             f'task={task}. Remove the flag')
         options = flatten(run.config)
+        reason = decisive('train.matmul_precision', options)
+        if self.matmul_precision != 'default' and reason:
+            raise UserError(f'--matmul_precision={self.matmul_precision} has no effect with '
+                            f'{reason}={options[reason]}. Remove the flag')
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):
                 raise UserError(f'--{name}={value} does not apply to task={task}. Remove the flag')
