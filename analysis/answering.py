@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head
@@ -42,6 +41,7 @@ from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.splits import asked_splits
 from input_pipeline.tokenizer import UNK
+from kernels.product import use_precision
 from run_directory.records import read_config
 from run_directory.trained import run_paths
 from run_directory.workdir import changed_data, is_unchanged
@@ -70,8 +70,7 @@ def decode(request: Request) -> None:
     avoid = read_phrases(request.avoid) if request.avoid else None
     edits = read_edits(request.edit) if request.edit else []
     edits += [without(request.without)] if request.without else []
-    if request.matmul_precision != 'default':  # for all threads, so not as a context
-        jax.config.update('jax_default_matmul_precision', request.matmul_precision)
+    use_precision(request.matmul_precision)
     run = load(workdirs, request.checkpoint, request.dtype)
     request.check_run(run)
     if request.without:

@@ -43,6 +43,8 @@ WORKLOAD = flags.DEFINE_enum('workload', 'tiny', [*WORKLOADS, *RUNS], 'The sizes
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run of the workload demo or multi30k.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'The checkpoint of the run, as in decode.py.')
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of tiny and base.')
+PRECISION = flags.DEFINE_enum('matmul_precision', 'default', ['default', 'bfloat16'],
+                              'The precision of this project\'s products, as in decode.py.')
 TURNS = flags.DEFINE_integer('turns', 7, 'Timed searches per system.', lower_bound=1)
 PEERS = flags.DEFINE_list('peers', None, f'Other systems to time. tiny and base: {", ".join(WORKERS)}. '
                           f'demo and multi30k: {", ".join(TYPES)}.')
@@ -60,13 +62,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             model = str(Path(folder) / 'model.npz')  # written by this project's system, and read by the peers
             ours = System('allyouneed', 'benchmarks.ours:ready_decode',
-                          (workload, DTYPE.value, search, model, bool(peers)))
+                          (workload, DTYPE.value, PRECISION.value, search, model, bool(peers)))
             others = [System(peer, 'benchmarks.peers:ctranslate2_decode', (workload, search, model, WORKERS[peer]))
                       for peer in peers]
             timed = in_turns([ours, *others], TURNS.value)
         report_turns(timed, search.sentences * search.target, {
-            'benchmark': 'decode', 'workload': WORKLOAD.value, 'dtype': DTYPE.value, 'method': search.method,
-            'beam': search.beam})
+            'benchmark': 'decode', 'workload': WORKLOAD.value, 'dtype': DTYPE.value,
+            'matmul_precision': PRECISION.value, 'method': search.method, 'beam': search.beam})
 
 
 def real_sentences() -> None:
@@ -94,7 +96,7 @@ def real_sentences() -> None:
             'method': 'beam', 'beam': run.options.beam, 'alpha': run.options.alpha}:
         with contextlib.ExitStack() as stack:
             systems = [System('allyouneed', 'benchmarks.sentences:ready_run',
-                              (str(workdir), CHECKPOINT.value, sources, search, bool(peers)))]
+                              (str(workdir), CHECKPOINT.value, PRECISION.value, sources, search, bool(peers)))]
             if peers:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 write_ctranslate2(read_model(workdir, CHECKPOINT.value), Path(folder))
@@ -105,7 +107,8 @@ def real_sentences() -> None:
         tokens = sum(len(tokenizer.encode(text)) + 1 for text in timed['allyouneed'].answer)
         language = run.config.data.target_lang
         report_turns({name: with_bleu(system, references, language) for name, system in timed.items()}, tokens,
-                     {'benchmark': 'decode', 'workload': WORKLOAD.value, 'sentences': len(sources), **search})
+                     {'benchmark': 'decode', 'workload': WORKLOAD.value, 'matmul_precision': PRECISION.value,
+                      'sentences': len(sources), **search})
 
 
 def supported_types() -> list[str]:

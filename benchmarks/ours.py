@@ -24,6 +24,7 @@ from inference.options import SearchOptions
 from inference.translate import Translator
 from input_pipeline.batches import Batch
 from input_pipeline.tokenizer import ByteTokenizer
+from kernels.product import use_precision
 from model.blocks import BlockConfig
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
@@ -124,18 +125,21 @@ class Numbers(ByteTokenizer):
         return ' '.join(map(str, tokens))
 
 
-def ready_train_step(workload: Workload, dtype: str, beside_peers: bool) -> Ready:
+def ready_train_step(workload: Workload, dtype: str, precision: str, beside_peers: bool) -> Ready:
     """Compiles the train step of this project, and returns it as a system for benchmarks.turns."""
+    use_precision(precision)
     program = train_program(workload, dtype)
     facts = {'compile_s': round(program.compile_s, 2), 'program_gb': round(program.gigabytes, 3), **where(beside_peers)}
     return Ready(lambda: jax.block_until_ready(program.call()), facts, None, peak_memory)
 
 
-def ready_decode(workload: Workload, dtype: str, search: Search, model: str, beside_peers: bool) -> Ready:
+def ready_decode(workload: Workload, dtype: str, precision: str, search: Search, model: str,
+                 beside_peers: bool) -> Ready:
     """Compiles the search of this project, and returns it as a system for benchmarks.turns.
 
     Writes the weights to the file `model`, which the peers read.
     """
+    use_precision(precision)
     translations = Translations(workload, dtype, search)
     if beside_peers:
         translations.save(model)

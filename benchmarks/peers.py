@@ -27,10 +27,11 @@ from benchmarks.workloads import (
 )
 
 
-def torch_train_step(workload: Workload, compiled: bool) -> Ready:
+def torch_train_step(workload: Workload, compiled: bool, autocast: bool) -> Ready:
     """Returns a train step of PyTorch's nn.Transformer with the fused Adam, as a system for benchmarks.turns.
 
-    If `compiled` is True, torch.compile compiles the model and the loss.
+    If `compiled` is True, torch.compile compiles the model and the loss. If `autocast` is True, torch.autocast computes
+    matrix products in bfloat16.
     """
     torch: Any = importlib.import_module('torch')
     torch.set_num_threads(CORES)
@@ -41,7 +42,9 @@ def torch_train_step(workload: Workload, compiled: bool) -> Ready:
 
     def call():
         optimizer.zero_grad()
-        loss(tokens, tokens, tokens).backward()
+        with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+            value = loss(tokens, tokens, tokens)
+        value.backward()
         optimizer.step()
 
     began = time.perf_counter()

@@ -26,6 +26,7 @@ from runtime.files import expanded
 WHAT = flags.DEFINE_enum('what', 'train_step', ['train_step', 'decode'], 'The program to profile.')
 WORKLOAD = flags.DEFINE_enum('workload', 'tiny', list(WORKLOADS), 'The sizes of the model and the batch.')
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of the computation.')
+PRECISION = flags.DEFINE_enum('matmul_precision', 'default', ['default', 'bfloat16'], 'The precision of products.')
 BEAM = flags.DEFINE_integer('beam', 4, 'The beam size of the search; 1 means greedy search.', lower_bound=1)
 RUNS = flags.DEFINE_integer('runs', 4, 'The number of profiled steps or searches. The tables show the fastest one.',
                              lower_bound=1)
@@ -45,7 +46,9 @@ def report(dump: Path) -> None:
     """Profiles the program of --what, and prints the two tables. XLA writes compiled programs to the folder `dump`."""
     from benchmarks.ours import Translations, train_program  # these imports take seconds, and --help needs none
     from benchmarks.trace import IDLE, print_table, profile
+    from kernels.product import use_precision
 
+    use_precision(PRECISION.value)
     workload = WORKLOADS[WORKLOAD.value]
     if WHAT.value == 'train_step':
         call, steps = train_program(workload, DTYPE.value).call, 1

@@ -14,7 +14,7 @@ LARGEST_BATCHES = 32, 64  # batch sizes of CTranslate2, in sentences; the faster
 TRIAL = 200  # number of sentences with which the faster setting of CTranslate2 is found
 
 
-def ready_run(workdir: str, checkpoint: str, sources: Sequence[str], search: Mapping[str, Any],
+def ready_run(workdir: str, checkpoint: str, precision: str, sources: Sequence[str], search: Mapping[str, Any],
               beside_peers: bool) -> Ready:
     """Prepares the translation by this project. `search` overrides options of the run's config.decode.
 
@@ -25,9 +25,11 @@ def ready_run(workdir: str, checkpoint: str, sources: Sequence[str], search: Map
 
     from benchmarks.ours import where
     from inference.run import load
+    from kernels.product import use_precision
     from runtime.resources import compile_time
 
     facts = where(beside_peers)
+    use_precision(precision)
     run = load(workdir, checkpoint)
     jax.config.update('jax_enable_compilation_cache', False)  # so that compile_s is the time of a first start
     translate = functools.partial(run.translate, sources, dataclasses.replace(run.options, **search))

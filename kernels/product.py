@@ -155,6 +155,15 @@ def on_one_cpu(fast: Callable[..., Array], plain: Callable[..., Array], *arrays:
     return jax.lax.platform_dependent(*arrays, cpu=fast, default=plain)
 
 
+def use_precision(precision: str) -> None:
+    """Sets the precision of the products of all threads: 'default' (no change), 'bfloat16' or 'float32'.
+
+    `jax.default_matmul_precision` sets the precision only for the thread that calls it.
+    """
+    if precision != 'default':
+        jax.config.update('jax_default_matmul_precision', precision)
+
+
 def narrowed(dtype: DTypeLike) -> DTypeLike:
     """Returns the dtype of the factors of a product: bfloat16 if JAX's matmul precision is bfloat16, else `dtype`."""
     return jnp.bfloat16 if jax.config.values['jax_default_matmul_precision'] == 'bfloat16' else dtype

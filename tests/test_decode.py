@@ -138,7 +138,7 @@ def test_a_split_is_scored(run, tmp_path):
     printed, written = json.loads(result.stdout), json.loads((run[0] / 'results' / 'test.json').read_text())
     assert printed == written
     assert {'n', 'bleu', 'bleu_signature', 'chrf', 'chrf_signature', 'exact_match', 'perplexity', 'seconds',
-            'parameters', 'tokens_per_second', 'checkpoint', 'dtype', 'decoding',
+            'parameters', 'tokens_per_second', 'checkpoint', 'dtype', 'matmul_precision', 'decoding',
             'bleu_lowercased_tokenised'} <= written.keys()
     assert written['n'] == 20
 
@@ -310,6 +310,20 @@ def test_another_dtype_computes_in_it(run):
     assert half.translate(['one two three'])[0].hypotheses
     with pytest.raises(UserError, match="dtype='float64' must be one of float32, bfloat16"):
         inference.load(run[0], 'latest', 'float64')
+
+
+@pytest.mark.slow
+def test_products_in_bfloat16_change_the_scores_of_translations_a_little(run, tmp_path):
+    shutil.copytree(run[0], tmp_path / 'run')
+    perplexity = {}
+    for precision in ('default', 'bfloat16'):
+        result = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=test', f'--matmul_precision={precision}')
+        assert result.returncode == 0, result.stderr
+        scores = json.loads((tmp_path / 'run' / 'results' / 'test.json').read_text())
+        assert scores['matmul_precision'] == precision
+        perplexity[precision] = scores['perplexity']
+    assert perplexity['bfloat16'] != perplexity['default']
+    assert perplexity['bfloat16'] == pytest.approx(perplexity['default'], rel=1e-2)
 
 
 @pytest.mark.parametrize('workdir, kind, options, attributes, flags, message', [

@@ -91,7 +91,7 @@ def test_runs_whose_sentences_cannot_be_translated_are_refused():
 def test_a_run_on_a_gpu_is_not_compared_with_peers_on_the_cpu(monkeypatch):
     monkeypatch.setattr(jax, 'devices', lambda: [types.SimpleNamespace(platform='gpu', device_kind='H100')])
     with pytest.raises(UserError, match='--peers: the peers use the CPU, but JAX uses H100. Set JAX_PLATFORMS=cpu'):
-        ready_run('runs/none', 'best', ['one'], {}, beside_peers=True)
+        ready_run('runs/none', 'best', 'default', ['one'], {}, beside_peers=True)
 
 
 @pytest.mark.slow

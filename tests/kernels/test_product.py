@@ -159,6 +159,28 @@ def test_one_product_of_several_matrices_is_a_product_of_each(biased):
         np.testing.assert_allclose(product, np.tensordot(inputs, matrix, 1) + bias, rtol=1e-5, atol=1e-5)
 
 
+def test_at_bfloat16_the_factors_of_joint_products_are_rounded():
+    rng = np.random.default_rng(0)
+    inputs, *matrices = (rng.normal(size=size).astype(np.float32) for size in ((2, 3, 64), (64, 2, 4), (64, 7)))
+    with jax.default_matmul_precision('bfloat16'):
+        found = products(jnp.asarray(inputs), [jnp.asarray(matrix) for matrix in matrices], None, jnp.float32)
+    rounded = [each.astype(jnp.bfloat16).astype(np.float64) for each in (inputs, *matrices)]
+    for product, matrix in zip(found, rounded[1:], strict=True):
+        np.testing.assert_allclose(product, np.tensordot(rounded[0], matrix, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_the_sums_of_products_in_bfloat16_are_rounded_once(devices):
+    """Sums that were kept in bfloat16 would differ by many roundings."""
+    rng = np.random.default_rng(0)
+    inputs, matrix, grad = (rng.normal(size=size).astype(jnp.bfloat16) for size in ((96, 1000), (1000, 40), (96, 40)))
+    values, vjp = jax.vjp(lambda *factors: dot_general(*factors, (((1,), (0,)), ((), ()))), *map(jnp.asarray, (
+        inputs, matrix)))
+    x, w, g = (each.astype(np.float64) for each in (inputs, matrix, grad))
+    for found, expected in zip((values, *vjp(jnp.asarray(grad))), (x @ w, g @ w.T, x.T @ g), strict=True):
+        assert found.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.float64(found), expected, rtol=2 ** -8, atol=1e-3)
+
+
 def test_products_within_heads_keep_bfloat16(devices):
     rng = np.random.default_rng(0)
     query, key, weights = (jnp.bfloat16(rng.normal(size=size)) for size in ((2, 5, 3, 8), (2, 7, 3, 8), (2, 3, 5, 7)))
