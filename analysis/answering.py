@@ -41,7 +41,7 @@ from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.splits import asked_splits
 from input_pipeline.tokenizer import UNK
-from kernels.product import use_precision
+from kernels.product import use_precision, used_precision
 from run_directory.records import read_config
 from run_directory.trained import run_paths
 from run_directory.workdir import changed_data, is_unchanged
@@ -284,7 +284,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
-                'dtype': run.config.model.dtype, 'matmul_precision': request.matmul_precision, 'decoding': decoding}
+                'dtype': run.config.model.dtype, 'matmul_precision': used_precision(), 'decoding': decoding}
     if request.confidence or keys or other_outputs:
         sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang

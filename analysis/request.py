@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.options import BEAM_METHODS, choices, decisive, flatten, is_used
+from configs.options import BEAM_METHODS, choices, flatten, is_used
 from configs.tasks import TASKS
 from runtime.errors import UserError
 from runtime.files import check_file, check_folder, expanded
@@ -208,10 +208,10 @@ class Request:
             raise UserError(f'--documents={self.documents} can be used only for a language model, but the run has '
                             f'task={task}. Remove the flag')
         options = flatten(run.config)
-        reason = decisive('train.matmul_precision', options)
-        if self.matmul_precision != 'default' and reason:
-            raise UserError(f'--matmul_precision={self.matmul_precision} has no effect with '
-                            f'{reason}={options[reason]}. Remove the flag')
+        dtype = run.config.model.dtype
+        if self.matmul_precision != 'default' and dtype != 'float32' and len(run.workdirs) == 1:
+            raise UserError(f'--matmul_precision={self.matmul_precision} has no effect with model.dtype={dtype}. Remove '
+                            'the flag')
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):
                 raise UserError(f'--{name}={value} does not apply to task={task}. Remove the flag')

@@ -35,7 +35,8 @@ from input_pipeline.token_store import open_store, tokenizers_for
 from runtime.errors import UserError
 from runtime.files import expanded
 
-PAIRS = flags.DEFINE_integer('pairs', 500_000, 'The number of pairs.', lower_bound=1)
+PAIRS = flags.DEFINE_integer('pairs', 500_000, 'The number of pairs. Fewer than 20,000 may be too few for '
+                             'the vocabulary.', lower_bound=1)
 BATCHES = flags.DEFINE_integer('batches', 500, 'The number of batches that are taken.', lower_bound=1)
 STAGES = flags.DEFINE_integer('stages', 100_000, 'The number of pairs for measuring the stages of building the store.',
                               lower_bound=1)

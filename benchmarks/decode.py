@@ -30,7 +30,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks.turns import CORES, System, check_peers, in_turns, report_turns
+from benchmarks.turns import CORES, System, check_peers, check_precision, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS, Search
 from command_line import run_script
 from runtime.errors import UserError
@@ -55,8 +55,14 @@ def main() -> None:
         return real_sentences()
     if WORKDIR.value:
         raise UserError(f'--workdir does not apply to --workload={WORKLOAD.value}. Use --workload=demo or multi30k')
+    if CHECKPOINT.present:
+        raise UserError(f'--checkpoint does not apply to --workload={WORKLOAD.value}. Use --workload=demo or multi30k')
     peers = PEERS.value or []
     check_peers(peers, dict.fromkeys(WORKERS, 'ctranslate2'), DTYPE.value)
+    check_precision(PRECISION.value, DTYPE.value)
+    if peers and PRECISION.value != 'default':
+        raise UserError(f'--matmul_precision={PRECISION.value}: the peers of --workload={WORKLOAD.value} compute in '
+                        'float32. Remove --matmul_precision or --peers')
     workload = WORKLOADS[WORKLOAD.value]
     for search in Search(beam=1), Search(beam=4):
         with tempfile.TemporaryDirectory() as folder:
@@ -67,8 +73,8 @@ def main() -> None:
                       for peer in peers]
             timed = in_turns([ours, *others], TURNS.value)
         report_turns(timed, search.sentences * search.target, {
-            'benchmark': 'decode', 'workload': WORKLOAD.value, 'dtype': DTYPE.value,
-            'matmul_precision': PRECISION.value, 'method': search.method, 'beam': search.beam})
+            'benchmark': 'decode', 'workload': WORKLOAD.value, 'dtype': DTYPE.value, 'method': search.method,
+            'beam': search.beam})
 
 
 def real_sentences() -> None:
@@ -88,6 +94,7 @@ def real_sentences() -> None:
     run: Any = load(workdir, CHECKPOINT.value)
     peers = supported_types() if PEERS.value is None else PEERS.value
     check_run(workdir, run.config, peers)
+    check_precision(PRECISION.value, run.config.model.dtype)
     rates = {dtype: {'x'.join(map(str, sizes)): round(product_rate([sizes], dtype)) for sizes in PRODUCTS}
              for dtype in ('float32', 'bfloat16')}
     print(json.dumps({'benchmark': 'decode', **processor(), 'cores': CORES, 'gflops': rates}), flush=True)
@@ -107,8 +114,7 @@ def real_sentences() -> None:
         tokens = sum(len(tokenizer.encode(text)) + 1 for text in timed['allyouneed'].answer)
         language = run.config.data.target_lang
         report_turns({name: with_bleu(system, references, language) for name, system in timed.items()}, tokens,
-                     {'benchmark': 'decode', 'workload': WORKLOAD.value, 'matmul_precision': PRECISION.value,
-                      'sentences': len(sources), **search})
+                     {'benchmark': 'decode', 'workload': WORKLOAD.value, 'sentences': len(sources), **search})
 
 
 def supported_types() -> list[str]:

@@ -1,7 +1,6 @@
 """Measures the time of functions, and prints the time with the memory, the device and the versions of libraries."""
 
 import json
-import os
 import platform
 import statistics
 import time
@@ -11,7 +10,7 @@ from typing import Any
 import flax
 import jax
 
-from benchmarks.turns import peak_resident
+from benchmarks.turns import CORES, peak_resident
 
 
 def times(call: Callable[[], Any], runs: int) -> list[float]:
@@ -37,7 +36,7 @@ def report(seconds: list[float], tokens: int, entries: Mapping[str, Any]) -> Non
                  'tokens_per_second': round(tokens / median)}
     print(json.dumps({
         **entries, **timed, 'runs': len(seconds),
-        'peak_memory_gb': round(peak_memory(), 3), 'device': jax.devices()[0].device_kind, 'cores': os.cpu_count(),
+        'peak_memory_gb': round(peak_memory(), 3), 'device': jax.devices()[0].device_kind, 'cores': CORES,
         'jax': jax.__version__, 'flax': flax.__version__, 'python': platform.python_version()}), flush=True)
 
 

@@ -23,6 +23,7 @@ from model.blocks import BlockConfig
 from model.evaluation import Objective, supervised
 from model.losses import cross_entropy
 from model.transformer import Transformer
+from runtime.errors import UserError
 from training.compiled import Compiled
 from training.step import TrainState
 
@@ -125,6 +126,9 @@ def compare(compared: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode
 def main() -> None:
     jax.config.update('jax_num_cpu_devices', 8)  # has no effect on other devices
     devices = 2 ** (jax.device_count().bit_length() - 1)
+    if devices < 2:
+        raise UserError('there is only one device, so no mode can be compared. Set JAX_PLATFORMS=cpu to use the CPU as '
+                        '8 devices')
     print(f'{STEPS} steps on {jax.devices()[0].device_kind}, {DTYPE.value}, compared with one device\n')
     print('| mode | devices | largest difference in loss | in parameters |\n| --- | --- | --- | --- |')
     for mode, loss, parameters in compare(modes(devices), DTYPE.value):

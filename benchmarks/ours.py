@@ -24,7 +24,7 @@ from inference.options import SearchOptions
 from inference.translate import Translator
 from input_pipeline.batches import Batch
 from input_pipeline.tokenizer import ByteTokenizer
-from kernels.product import use_precision
+from kernels.product import use_precision, used_precision
 from model.blocks import BlockConfig
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
@@ -166,7 +166,7 @@ def check_run(workdir: Path, config: ConfigDict, peers: Sequence[str]) -> None:
 
 
 def where(beside_peers: bool) -> dict[str, str]:
-    """Returns the device and the versions of JAX and Flax, for the JSON lines.
+    """Returns the device, the precision of products, and the versions of JAX and Flax, for the JSON lines.
 
     Raises:
       UserError: if `beside_peers` is True and JAX does not use the CPU, because the peers use the CPU.
@@ -174,4 +174,5 @@ def where(beside_peers: bool) -> dict[str, str]:
     device = jax.devices()[0]
     if beside_peers and device.platform != 'cpu':
         raise UserError(f'--peers: the peers use the CPU, but JAX uses {device.device_kind}. Set JAX_PLATFORMS=cpu')
-    return {'device': device.device_kind, 'jax': jax.__version__, 'flax': flax.__version__}
+    return {'device': device.device_kind, 'matmul_precision': used_precision(), 'jax': jax.__version__,
+            'flax': flax.__version__}

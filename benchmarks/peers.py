@@ -50,7 +50,7 @@ def torch_train_step(workload: Workload, compiled: bool, autocast: bool) -> Read
     began = time.perf_counter()
     call()
     compile_s = {'compile_s': round(time.perf_counter() - began, 2)} if compiled else {}
-    return Ready(call, {**compile_s, 'device': 'cpu', 'torch': torch.__version__})
+    return Ready(call, {**compile_s, 'device': 'cpu', 'autocast': autocast, 'torch': torch.__version__})
 
 
 def torch_model(workload: Workload) -> Any:

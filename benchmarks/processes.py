@@ -57,6 +57,7 @@ from absl import flags
 from command_line import run_script
 from run_directory.checkpoints import open_checkpoints
 from runtime.errors import UserError
+from runtime.files import expanded
 from runtime.files import write_text
 from runtime.preemption import STOPPED
 
@@ -334,7 +335,7 @@ def table(cells: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> None:
     jax.config.update('jax_platforms', 'cpu')
-    folder = Path(FOLDER.value).absolute()
+    folder = expanded(FOLDER.value).absolute()
     results, reference = folder / 'cells.json', folder / 'reference'
     cells = json.loads(results.read_text()) if results.exists() else {}
     try:

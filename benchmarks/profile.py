@@ -19,8 +19,10 @@ from pathlib import Path
 from absl import flags
 
 from benchmarks.operations import Op, ops_of
+from benchmarks.turns import check_precision
 from benchmarks.workloads import WORKLOADS, Search
 from command_line import run_script
+from runtime.errors import UserError
 from runtime.files import expanded
 
 WHAT = flags.DEFINE_enum('what', 'train_step', ['train_step', 'decode'], 'The program to profile.')
@@ -36,6 +38,9 @@ HLO = flags.DEFINE_string('hlo', None, 'A folder for the compiled programs, as t
 
 
 def main() -> None:
+    if BEAM.present and WHAT.value != 'decode':
+        raise UserError('--beam applies only to --what=decode. Remove --beam')
+    check_precision(PRECISION.value, DTYPE.value)
     with tempfile.TemporaryDirectory() as dump:
         # XLA reads the variable when XLA is first used, and writes all compiled programs into the folder.
         os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_dump_to={dump} --xla_dump_hlo_as_text'

@@ -28,8 +28,8 @@ def ready_run(workdir: str, checkpoint: str, precision: str, sources: Sequence[s
     from kernels.product import use_precision
     from runtime.resources import compile_time
 
-    facts = where(beside_peers)
     use_precision(precision)
+    facts = where(beside_peers)
     run = load(workdir, checkpoint)
     jax.config.update('jax_enable_compilation_cache', False)  # so that compile_s is the time of a first start
     translate = functools.partial(run.translate, sources, dataclasses.replace(run.options, **search))

@@ -14,7 +14,7 @@ Use a machine without other work, and compare only figures of the same run.
 
 from absl import flags
 
-from benchmarks.turns import System, check_peers, in_turns, report_turns
+from benchmarks.turns import System, check_peers, check_precision, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS
 from command_line import run_script
 
@@ -28,14 +28,14 @@ PEERS = flags.DEFINE_list('peers', [], f'Other systems to time: {", ".join(LIBRA
 
 def main() -> None:
     check_peers(PEERS.value, LIBRARIES, DTYPE.value)
+    check_precision(PRECISION.value, DTYPE.value)
     workload, half = WORKLOADS[WORKLOAD.value], PRECISION.value == 'bfloat16'
     ours = System('allyouneed', 'benchmarks.ours:ready_train_step',
                   (workload, DTYPE.value, PRECISION.value, bool(PEERS.value)))
     peers = [System(peer, 'benchmarks.peers:torch_train_step', (workload, peer == 'torch.compile', half))
              for peer in PEERS.value]
     report_turns(in_turns([ours, *peers], TURNS.value), workload.batch * workload.length,
-                 {'benchmark': 'train_step', 'workload': WORKLOAD.value, 'dtype': DTYPE.value,
-                  'matmul_precision': PRECISION.value})
+                 {'benchmark': 'train_step', 'workload': WORKLOAD.value, 'dtype': DTYPE.value})
 
 
 if __name__ == '__main__':

@@ -158,6 +158,12 @@ def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) 
             raise UserError(f'--dtype={dtype}: peers compute in float32. Remove --dtype or --peers')
 
 
+def check_precision(precision: str, dtype: str) -> None:
+    """Raises UserError if --matmul_precision has no effect, because the dtype is not float32."""
+    if precision != 'default' and dtype != 'float32':
+        raise UserError(f'--matmul_precision={precision} has no effect with the dtype {dtype}. Remove it')
+
+
 @contextlib.contextmanager
 def _started(system: System) -> Iterator[Connection]:
     """Starts a process that prepares a system. Yields the connection to the process, and ends the process later."""

@@ -164,6 +164,11 @@ def use_precision(precision: str) -> None:
         jax.config.update('jax_default_matmul_precision', precision)
 
 
+def used_precision() -> str:
+    """Returns the precision of products: the value of `use_precision`, of JAX's own setting, or 'default'."""
+    return jax.config.values['jax_default_matmul_precision'] or 'default'
+
+
 def narrowed(dtype: DTypeLike) -> DTypeLike:
     """Returns the dtype of the factors of a product: bfloat16 if JAX's matmul precision is bfloat16, else `dtype`."""
-    return jnp.bfloat16 if jax.config.values['jax_default_matmul_precision'] == 'bfloat16' else dtype
+    return jnp.bfloat16 if used_precision() == 'bfloat16' else dtype

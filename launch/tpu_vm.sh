@@ -23,6 +23,10 @@ if [[ ! $run ]]; then
   exit 2
 fi
 [[ $run =~ ^'~'(/.*)?$ ]] && run=$HOME${BASH_REMATCH[1]}  # train.py expands ~, but the shell does not after an = sign
+if [[ $run =~ ^('~'[A-Za-z0-9._-]+)(/.*)?$ ]]; then  # ~NAME, the home folder of another user
+  eval "home=${BASH_REMATCH[1]}"
+  run=$home${BASH_REMATCH[2]}
+fi
 ended=$(dirname "$run")/.$(basename "$run").ended
 rm -f "$ended"  # the file of an earlier start
 

@@ -126,7 +126,7 @@ for name, run in runs.items():
 # multiplication, while additive scores need a hidden layer for every *pair* of a query and a key: $n \times m \times d$
 # numbers instead of $n \times m$. For wide vectors, unscaled dot products were worse than additive scores, so the paper
 # divides by $\sqrt{d_k}$. The figure shows the standard deviation of the three scores over the width, for queries and
-# keys of variance 1:
+# keys of variance 1, and for weights $v$ of variance $1 / d_k$, as in a new model:
 
 # %%
 widths, rng = (4, 16, 64, 256, 1024), np.random.default_rng(0)
@@ -148,7 +148,7 @@ print({name: [f'{value:.1f}' for value in values] for name, values in spread.ite
 # %% [markdown]
 # Unscaled dot products grow with $\sqrt{d_k}$, and then the softmax is nearly one-hot.
 # [`attention_by_hand`](attention_by_hand.ipynb) shows how small its gradient is then. Additive scores do not grow,
-# because the tanh is bounded. Scaled dot products do not grow either, and cost less.
+# because each tanh is bounded and $v$ has variance $1 / d_k$. Scaled dot products do not grow either, and cost less.
 #
 # `--config.model.score=additive` uses additive scores in a Transformer.
 # [`compare_runs`](compare_runs.ipynb) compares all score functions.

@@ -360,8 +360,8 @@ positions_figure(length=100, d_model=100)
 
 # %% [markdown]
 # With positions, equal words at different positions have different vectors. The matrices below are attention weights of
-# *the cat sat on the mat* as in section 3, without and with positions. Without positions, the rows of both *the* are
-# equal; with positions they differ, and a shuffled sentence is a different sentence.
+# *the cat sat on the mat* as in section 3, but scaled, without and with positions. Without positions, the rows of both
+# *the* are equal; with positions they differ, and a shuffled sentence is a different sentence.
 
 # %%
 x = np.stack([vocabulary[word] for word in sentence])
