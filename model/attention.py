@@ -79,6 +79,7 @@ def additive_scores(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
     return jnp.einsum('btshk,hk->bhts', hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
+DOT_PRODUCTS = 'scaled_dot', 'dot'  # scores for which rotary positions act only by their differences
 SCORES = {'scaled_dot': scaled_dot_scores, 'dot': dot_scores, 'general': general_scores, 'additive': additive_scores}
 
 
@@ -202,7 +203,7 @@ class MultiHeadAttention(nn.Module):
         groups = self.num_key_value_heads or self.num_heads
         if self.num_heads % groups:
             raise ValueError(f'num_key_value_heads={groups} must divide num_heads={self.num_heads}')
-        if self.kernel == 'fused' and (self.dropout or self.score not in ('scaled_dot', 'dot')):
+        if self.kernel == 'fused' and (self.dropout or self.score not in DOT_PRODUCTS):
             raise ValueError('attention_kernel=fused supports only score=scaled_dot or dot, without attention_dropout. '
                              'Use attention_kernel=auto.')
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
+from model.attention import DOT_PRODUCTS
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
@@ -83,8 +84,11 @@ class LanguageModel(nn.Module):
         """Returns the logits as a Projection, so that a loss does not need all logits in memory."""
         length = tokens.shape[1]
         columns = np.arange(length)[None]
-        # The look-ahead mask uses the columns and not `positions`, which begins with 0 in each document.
-        relation = Relation.within(columns, visible=tokens != self.pad, segments=segments, causal=True)
+        # Within a document, columns and positions have the same differences, and the sines of columns are constants. So
+        # columns are used, unless the scores of rotated vectors depend on the positions themselves.
+        absolute = self.config.position == 'rotary' and self.config.score not in DOT_PRODUCTS
+        relation = Relation.within(positions if absolute and positions is not None else columns,
+                                   visible=tokens != self.pad, segments=segments, causal=True)
         with at_positions(positions, keys=positions):
             x = self._embed(tokens, columns if positions is None else positions, length, deterministic)
             return self._project(self.encoder(x, relation, deterministic))

@@ -64,6 +64,17 @@ def test_packed_documents_do_not_see_each_other(position):
     close(packed[:, 3:], model.apply(variables, TOKENS[:1, 3:]))
 
 
+@pytest.mark.parametrize('score', ['dot', 'general', 'additive'])
+def test_rotary_positions_of_packed_documents_begin_at_0_with_every_score(score):
+    """General and additive scores of rotated vectors depend on the positions, not only on their differences."""
+    model = LanguageModel(tiny(position='rotary', score=score), 2, 11)
+    variables = {'params': random_params(model, TOKENS)}
+    segments, positions = jnp.array([[1, 1, 1, 2, 2, 2, 2]]), jnp.array([[0, 1, 2, 0, 1, 2, 3]])
+    packed = model.apply(variables, TOKENS[:1], segments, positions)
+    close(packed[:, :3], model.apply(variables, TOKENS[:1, :3]))
+    close(packed[:, 3:], model.apply(variables, TOKENS[:1, 3:]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('position', SCHEMES)
 def test_a_longer_sequence_runs_or_is_refused(position):
