@@ -84,6 +84,8 @@ class Job:
                 # directory, and holds the lock until the process ends.
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                                 env=environment, start_new_session=True, close_fds=False)
+                if self.stopping:  # `stop` was called while the process was starting
+                    self.process.terminate()
                 status = self.process.wait()
             if status:
                 if status not in STOPPED and self._is_disk_full(begin):

@@ -394,6 +394,20 @@ def test_a_log_on_a_full_disk_is_no_failure(tmp_path):
     assert list(Local(1).run([job])) == [(job, FULL)] and not job.failure.exists()
 
 
+def test_a_process_that_starts_while_its_job_is_stopped_is_ended(tmp_path, monkeypatch):
+    start = subprocess.Popen
+
+    def starts_slowly(*arguments, **options):
+        process = start(*arguments, **options)
+        job.stop()  # before the job knows the process
+        return process
+
+    monkeypatch.setattr('runtime.executors.subprocess.Popen', starts_slowly)
+    job = Job('one', [['sleep', '60']], tmp_path / 'one.log')
+    began = time.monotonic()
+    assert job() == -signal.SIGTERM and time.monotonic() - began < 30
+
+
 def test_an_error_of_the_sweep_stops_its_runs(progress, tmp_path):
     stopped = []
 
