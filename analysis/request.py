@@ -208,10 +208,10 @@ class Request:
             raise UserError(f'--documents={self.documents} can be used only for a language model, but the run has '
                             f'task={task}. Remove the flag')
         options = flatten(run.config)
-        dtype = run.config.model.dtype
-        if self.matmul_precision != 'default' and dtype != 'float32' and len(run.workdirs) == 1:
-            raise UserError(f'--matmul_precision={self.matmul_precision} has no effect with model.dtype={dtype}. Remove '
-                            'the flag')
+        dtype, same = run.config.model.dtype, len(run.workdirs) == 1 or self.dtype  # the runs may have other dtypes
+        if self.matmul_precision != 'default' and dtype != 'float32' and same:
+            raise UserError(f'--matmul_precision={self.matmul_precision} has no effect with model.dtype={dtype}. '
+                            'Remove the flag')
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):
                 raise UserError(f'--{name}={value} does not apply to task={task}. Remove the flag')

@@ -57,8 +57,7 @@ from absl import flags
 from command_line import run_script
 from run_directory.checkpoints import open_checkpoints
 from runtime.errors import UserError
-from runtime.files import expanded
-from runtime.files import write_text
+from runtime.files import expanded, write_text
 from runtime.preemption import STOPPED
 
 ROOT = Path(__file__).parents[1]

@@ -51,7 +51,7 @@ def report(dump: Path) -> None:
     """Profiles the program of --what, and prints the two tables. XLA writes compiled programs to the folder `dump`."""
     from benchmarks.ours import Translations, train_program  # these imports take seconds, and --help needs none
     from benchmarks.trace import IDLE, print_table, profile
-    from kernels.product import use_precision
+    from kernels.product import use_precision, used_precision
 
     use_precision(PRECISION.value)
     workload = WORKLOADS[WORKLOAD.value]
@@ -71,7 +71,8 @@ def report(dump: Path) -> None:
             expanded(HLO.value).mkdir(parents=True, exist_ok=True)
             shutil.copy(text, expanded(HLO.value))
         ops |= {(program, name): op for name, op in ops_of(text.read_text(), workload.vocab_size).items()}
-    print(f'{WHAT.value}, {WORKLOAD.value}, {DTYPE.value}: {1e3 * seconds / steps:.2f} ms per step, not profiled')
+    what = f'{WHAT.value}, {WORKLOAD.value}, {DTYPE.value}, precision {used_precision()}'
+    print(f'{what}: {1e3 * seconds / steps:.2f} ms per step, not profiled')
     print_table(costs, ops, by=(lambda op: (op.kind, op.place, op.shape, op.name)) if EACH.value else
                 (lambda op: (op.kind, op.place, op.shape)), top=TOP.value)
     print()

@@ -93,13 +93,13 @@ def places_of(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, 
 
 
 def _shapes(model: Answerer) -> Mapping[str, tuple[int, ...]]:
-    """Returns {place: shape of the value} for one example, or for one text of 1 token, which every model can read."""
+    """Returns {place: shape of the value} for one example, or for one text of up to 4 tokens."""
     if isinstance(model, Predictor):
         inputs: Any = model.example_arguments()
-    elif isinstance(model, Translator):
-        inputs = {name: jnp.ones((1, 1), jnp.int32) for name in ('source', 'target')}
     else:
-        inputs = {'tokens': jnp.ones((1, 1), jnp.int32)}
+        length = min(4, model.module.length_limit or 4)  # with 1 token, an edit to a wrong length would not be noticed
+        names = ('source', 'target') if isinstance(model, Translator) else ('tokens',)
+        inputs = {name: jnp.ones((1, length), jnp.int32) for name in names}
     by_inputs, key = _SHAPES.setdefault(model.module, {}), tuple(array.shape for array in inputs.values())
     if key not in by_inputs:
         by_inputs[key] = _computed_shapes(model.module, model.params, inputs)

@@ -103,7 +103,7 @@ def check_places(config: ConfigDict) -> None:
     """
     if not (config.train.edits or config.track.places):
         return
-    patch, tokens = config.model.patches.patch, jnp.ones((1, 1), jnp.int32)
+    patch, tokens = config.model.patches.patch, jnp.ones((1, 1), jnp.int32)  # each model can read one token
     sizes = dict.fromkeys(('source_vocab_size', 'target_vocab_size', 'vocab_size', 'outputs'), 8)
     example = jnp.zeros((1, patch, 1))
     inputs = {'translator': {'source': tokens, 'target': tokens}, 'generator': {'tokens': tokens},

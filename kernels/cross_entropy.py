@@ -28,10 +28,9 @@ Scalar = Float[Array, '']
 
 def is_argmax(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batch'],
               target_logit: Float[Array, '*batch'], maximum: Float[Array, '*batch']) -> Bool[Array, '*batch']:
-    """Returns logits.argmax(axis=-1) == targets, from the logits of the targets and the maxima of the logits.
+    """Returns logits.argmax(axis=-1) == targets, from the logits of the targets and the finite maxima of the logits.
 
-    This is faster than an argmax. For 8 million logits, it takes 166 ms together with the products that compute the
-    logits. With an argmax, the time is 208 ms (2 cores of a CPU).
+    This is faster than an argmax, because XLA for CPUs vectorises `row_maximum`, but not an argmax.
     """
     return (target_logit >= maximum) & (row_maximum(logits, before=targets) < target_logit)
 

@@ -24,6 +24,7 @@ if [[ ! $run ]]; then
 fi
 [[ $run =~ ^'~'(/.*)?$ ]] && run=$HOME${BASH_REMATCH[1]}  # train.py expands ~, but the shell does not after an = sign
 if [[ $run =~ ^('~'[A-Za-z0-9._-]+)(/.*)?$ ]]; then  # ~NAME, the home folder of another user
+  home=''
   eval "home=${BASH_REMATCH[1]}"
   run=$home${BASH_REMATCH[2]}
 fi

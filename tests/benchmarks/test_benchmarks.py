@@ -49,6 +49,10 @@ def lines(name, *arguments):
     ('train_step', ['--peers=tensorflow'], 'error: --peers=tensorflow: unknown peer. Use torch, torch.compile\n'),
     ('decode', ['--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2, ctranslate2.workers\n'),
     ('decode', ['--turns=0'], 'error: --turns=0'),
+    ('decode', ['--checkpoint=latest'], 'error: --checkpoint does not apply to --workload=tiny. Use --workload=demo'),
+    ('profile', ['--beam=2'], 'error: --beam applies only to --what=decode'),
+    ('train_step', ['--dtype=bfloat16', '--matmul_precision=bfloat16'],
+     'error: --matmul_precision=bfloat16 has no effect with the dtype bfloat16'),
     ('decode', ['--workdir=runs/demo'], 'error: --workdir does not apply to --workload=tiny. Use --workload=demo'),
     ('decode', ['--workload=demo', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
     ('decode', ['--workload=demo', '--dtype=float32'], 'error: --dtype does not apply to --workload=demo. Remove'),
@@ -148,9 +152,12 @@ def test_processor_and_rates_of_products():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name, arguments', [
-    ('train_step', ['--turns=1']), ('decode', ['--turns=1']), ('attention', ['--lengths=64', '--runs=1'])])
+    ('train_step', ['--turns=1']), ('train_step', ['--turns=1', '--matmul_precision=bfloat16']),
+    ('decode', ['--turns=1', '--matmul_precision=bfloat16']), ('attention', ['--lengths=64', '--runs=1'])])
 def test_speeds(name, arguments):
     found = lines(name, *arguments)
+    precision = 'bfloat16' if '--matmul_precision=bfloat16' in arguments else 'default'
+    assert {line.get('matmul_precision', 'default') for line in found} == {precision}
     assert all(line['tokens_per_second'] > 0 and line['median_s'] > 0 and line['peak_memory_gb'] > 0 for line in found)
 
 

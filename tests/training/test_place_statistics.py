@@ -7,9 +7,12 @@ import pytest
 
 import inference
 import training
-from configs import fashion_mnist_vit
-from inference.run import check_places
+from configs import fashion_mnist_vit, shakespeare_char
+from inference.inspection import list_places
+from inference.run import check_places, make_answerer
+from input_pipeline.tokenizer import ByteTokenizer
 from model.blocks import BlockConfig
+from model.build import build_model
 from model.patches import PatchTransformer
 from model.places import observing
 from runtime.errors import UserError
@@ -139,3 +142,13 @@ def test_the_names_of_places_do_not_depend_on_the_stem(patch):
     config.model.update(num_layers=1, patches={'patch': patch})
     config.track.places = '*/weights'
     check_places(config)
+
+
+def test_a_model_with_fewer_positions_than_other_models_lists_its_places():
+    config = shakespeare_char.get_config()
+    config.model.update(num_layers=1, position='learned', max_length=2)
+    config.data.context, config.track.places = 2, '*/weights'
+    check_places(config)
+    module = build_model(config.model, vocab_size=8)
+    model = make_answerer(config, module, {}, {'text': ByteTokenizer()}, {'vocab_size': 8})
+    assert 'encoder/layers_0/self_attention/weights' in list_places(model)
