@@ -25,6 +25,7 @@ from model.positional import AnyArray, Rotary, rotate
 from model.relation import UNRESTRICTED, Mask, Relation
 
 KERNELS = ('auto', 'plain', 'chunked', 'fused')
+DOT_PRODUCTS = 'scaled_dot', 'dot'  # scores for which rotary positions act only by their differences
 BIASES = ('none', 'qkv', 'all')
 CHUNK = 512  # number of queries that the chunked kernel scores at a time
 LONG = 2048  # minimum number of keys for which 'auto' selects the chunked kernel
@@ -79,7 +80,6 @@ def additive_scores(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
     return jnp.einsum('btshk,hk->bhts', hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
-DOT_PRODUCTS = 'scaled_dot', 'dot'  # scores for which rotary positions act only by their differences
 SCORES = {'scaled_dot': scaled_dot_scores, 'dot': dot_scores, 'general': general_scores, 'additive': additive_scores}
 
 
