@@ -32,7 +32,8 @@ def main() -> None:
     workload, half = WORKLOADS[WORKLOAD.value], PRECISION.value == 'bfloat16'
     ours = System('allyouneed', 'benchmarks.ours:ready_train_step',
                   (workload, DTYPE.value, PRECISION.value, bool(PEERS.value)))
-    peers = [System(peer, 'benchmarks.peers:torch_train_step', (workload, peer == 'torch.compile', half))
+    peers = [System(peer, 'benchmarks.peers:torch_train_step', (workload, peer == 'torch.compile', half),
+                    own_arenas=half)
              for peer in PEERS.value]
     report_turns(in_turns([ours, *peers], TURNS.value), workload.batch * workload.length,
                  {'benchmark': 'train_step', 'workload': WORKLOAD.value, 'dtype': DTYPE.value})

@@ -1,11 +1,11 @@
 """Measures the time of several systems in turns, A B C A B C ..., in separate processes.
 
 In a single process, the libraries would share threads and memory. All processes have the same environment, the same
-malloc and the same cores. Only one process works at a time. A turn consists of warm-up calls for at least WARM_UP
-seconds and one timed call. The warm-up is necessary for two reasons. The first calls have cold caches, and the OpenMP
-threads of the previous system still run (CTranslate2's threads spin for 0.2 s after their work). A pause cannot replace
-the warm-up calls, because there is no pause between the steps of a real training. After a pause, the train step of this
-project took 25 % longer, and PyTorch's train step took 2 % longer.
+malloc and the same cores (but see `System.own_arenas`). Only one process works at a time. A turn consists of warm-up
+calls for at least WARM_UP seconds and one timed call. The warm-up is necessary for two reasons. The first calls have
+cold caches, and the OpenMP threads of the previous system still run (CTranslate2's threads spin for 0.2 s after their
+work). A pause cannot replace the warm-up calls, because there is no pause between the steps of a real training. After a
+pause, the train step of this project took 25 % longer, and PyTorch's train step took 2 % longer.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from runtime.errors import UserError
 
 CORES = len(os.sched_getaffinity(0))
 WARM_UP = 0.5
+TUNABLES = 'GLIBC_TUNABLES'
 
 
 def peak_resident() -> float:
@@ -65,10 +66,14 @@ class System(NamedTuple):
       make: a function that prepares the system in a separate process and returns a Ready. The function is given as
         'module:name', so that no process imports the library of another system.
       arguments: the arguments of this function.
+      own_arenas: whether each thread has its own arena of malloc. By default, all threads share one arena
+        (`command_line.use_huge_pages`). With one arena, a step of PyTorch's autocast takes twice as long, but a step in
+        float32 is faster.
     """
     name: str
     make: str
     arguments: tuple = ()
+    own_arenas: bool = False
 
 
 class Timed(NamedTuple):
@@ -170,7 +175,11 @@ def _started(system: System) -> Iterator[Connection]:
     context = multiprocessing.get_context('spawn')
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end, system), daemon=True)
+    shared = os.environ.get(TUNABLES, '')
+    if system.own_arenas and shared:
+        os.environ[TUNABLES] = re.sub(r':?glibc\.malloc\.arena_max=\d+', '', shared).lstrip(':')
     process.start()
+    os.environ |= {TUNABLES: shared} if shared else {}
     child_end.close()  # so that reading raises EOFError after the process has ended
     try:
         yield parent_end
