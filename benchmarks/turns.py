@@ -175,11 +175,8 @@ def _started(system: System) -> Iterator[Connection]:
     context = multiprocessing.get_context('spawn')
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end, system), daemon=True)
-    shared = os.environ.get(TUNABLES, '')
-    if system.own_arenas and shared:
-        os.environ[TUNABLES] = re.sub(r':?glibc\.malloc\.arena_max=\d+', '', shared).lstrip(':')
-    process.start()
-    os.environ |= {TUNABLES: shared} if shared else {}
+    with _own_arenas() if system.own_arenas else contextlib.nullcontext():
+        process.start()
     child_end.close()  # so that reading raises EOFError after the process has ended
     try:
         yield parent_end
@@ -188,6 +185,19 @@ def _started(system: System) -> Iterator[Connection]:
         process.join(5)
         if process.is_alive():
             process.kill()
+
+
+@contextlib.contextmanager
+def _own_arenas() -> Iterator[None]:
+    """Removes the limit of the number of arenas from the environment of processes that are started in this context."""
+    before = os.environ.get(TUNABLES)
+    if before is not None:
+        os.environ[TUNABLES] = ':'.join(part for part in before.split(':') if 'arena_max' not in part)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[TUNABLES] = before
 
 
 def _serve(pipe: Connection, system: System) -> None:

@@ -25,7 +25,7 @@ from model.positional import AnyArray, Rotary, rotate
 from model.relation import UNRESTRICTED, Mask, Relation
 
 KERNELS = ('auto', 'plain', 'chunked', 'fused')
-DOT_PRODUCTS = 'scaled_dot', 'dot'  # scores for which rotary positions act only by their differences
+DOT_PRODUCTS = 'scaled_dot', 'dot'  # with rotary positions, these scores depend only on the difference of two positions
 BIASES = ('none', 'qkv', 'all')
 CHUNK = 512  # number of queries that the chunked kernel scores at a time
 LONG = 2048  # minimum number of keys for which 'auto' selects the chunked kernel

@@ -132,9 +132,9 @@ def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray,
            rotary: Rotary = Rotary()) -> Float[Array, 'batch length heads width']:
     """Returns x after a rotation: the pair (x_2j, x_2j+1) at position i is rotated by i / w_j radians.
 
-    w is the array `rotary.wavelengths(width)`. By default, w_j is 10000^(2j/width). The dot product of a
-    rotated query and a rotated key depends only on the difference of their positions (Su et al. 2021, arXiv:2104.09864,
-    equation 15). General and additive scores depend on both positions.
+    w is the array `rotary.wavelengths(width)`. By default, w_j is 10000^(2j/width). The dot product of a rotated query
+    and a rotated key depends only on the difference of their positions (Su et al. 2021, arXiv:2104.09864, equation 15).
+    General and additive scores depend on both positions.
 
     Raises:
       ValueError: if the width is odd, because channels are rotated in pairs.

@@ -312,20 +312,6 @@ def test_another_dtype_computes_in_it(run):
         inference.load(run[0], 'latest', 'float64')
 
 
-@pytest.mark.slow
-def test_products_in_bfloat16_change_the_scores_of_translations_a_little(run, tmp_path):
-    shutil.copytree(run[0], tmp_path / 'run')
-    perplexity = {}
-    for precision in ('default', 'bfloat16'):
-        result = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=test', f'--matmul_precision={precision}')
-        assert result.returncode == 0, result.stderr
-        scores = json.loads((tmp_path / 'run' / 'results' / 'test.json').read_text())
-        assert scores['matmul_precision'] == precision
-        perplexity[precision] = scores['perplexity']
-    assert perplexity['bfloat16'] != perplexity['default']
-    assert perplexity['bfloat16'] == pytest.approx(perplexity['default'], rel=1e-2)
-
-
 @pytest.mark.parametrize('workdir, kind, options, attributes, flags, message', [
     ('{}', 'transformer', {}, {}, {'look': 'cross:9:1', 'pictures': '{}/p'}, "there is no layer '9'"),
     ('{}', 'rnnsearch', {'recurrent': {'attention': False}}, {}, {}, 'this model has no attention weights'),

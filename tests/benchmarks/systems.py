@@ -13,7 +13,7 @@ def logging_system(path, name, seconds):
             log.write(name)
         time.sleep(seconds)
 
-    return Ready(call, {'process': os.getpid()}, answer=[[1, 2, 3]])
+    return Ready(call, {'process': os.getpid(), 'tunables': os.environ.get('GLIBC_TUNABLES')}, answer=[[1, 2, 3]])
 
 
 def impossible_system():

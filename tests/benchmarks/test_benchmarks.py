@@ -99,6 +99,17 @@ def test_a_run_on_a_gpu_is_not_compared_with_peers_on_the_cpu(monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_system_with_its_own_arenas_has_the_other_settings_of_malloc(tmp_path, monkeypatch):
+    tunables = 'glibc.malloc.arena_max=1:glibc.malloc.top_pad=1000000'
+    monkeypatch.setenv('GLIBC_TUNABLES', tunables)
+    log, here = tmp_path / 'log', 'tests.benchmarks.systems'
+    found = in_turns([System(name, f'{here}:logging_system', (str(log), name, 0.01), own_arenas=own)
+                      for name, own in (('A', True), ('B', False))], 1)
+    assert found['A'].facts['tunables'] == 'glibc.malloc.top_pad=1000000'
+    assert found['B'].facts['tunables'] == os.environ['GLIBC_TUNABLES'] == tunables
+
+
+@pytest.mark.slow
 def test_turns(tmp_path):
     log, here = tmp_path / 'log', 'tests.benchmarks.systems'
     systems = [System(name, f'{here}:logging_system', (str(log), name, seconds))
@@ -159,6 +170,14 @@ def test_speeds(name, arguments):
     precision = 'bfloat16' if '--matmul_precision=bfloat16' in arguments else 'default'
     assert {line.get('matmul_precision', 'default') for line in found} == {precision}
     assert all(line['tokens_per_second'] > 0 and line['median_s'] > 0 and line['peak_memory_gb'] > 0 for line in found)
+
+
+@pytest.mark.interchange
+def test_products_in_bfloat16_are_not_compared_with_a_search_in_float32():
+    pytest.importorskip('ctranslate2', reason='needs the benchmark extra')
+    done = command('decode', '--peers=ctranslate2', '--matmul_precision=bfloat16')
+    assert done.returncode == 2 and done.stderr.startswith(
+        'error: --matmul_precision=bfloat16: the peers of --workload=tiny compute in float32')
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -189,6 +190,16 @@ def test_a_tpu_vm_starts_again_what_can_go_on(statuses, status, fake):
                           env=os.environ | {'PYTHON': str(python), 'PAUSE': '0', 'RESTARTS': '3'}, timeout=600)
     assert done.returncode == status
     assert calls(python) == [f'train.py --config=x --workdir={run}'] * len(statuses)
+
+
+def test_a_tpu_vm_expands_the_home_folder_of_a_user(fake):
+    """Else the file that ends the scripts of other VMs would be in a folder with the name ~NAME."""
+    python, user = fake(0), next(user for user in pwd.getpwall() if os.access(user.pw_dir, os.X_OK))
+    ended = python.with_name('.run.ended')
+    run = f'~{user.pw_name}/{os.path.relpath(ended.with_name("run"), os.path.realpath(user.pw_dir))}'
+    done = subprocess.run(['launch/tpu_vm.sh', f'--workdir={run}'], cwd=ROOT, capture_output=True,
+                          env=os.environ | {'PYTHON': str(python), 'PAUSE': '0'}, timeout=600)
+    assert done.returncode == 0 and ended.read_text() == '0\n'
 
 
 @pytest.mark.parametrize('leader, others, status', [
