@@ -1,4 +1,4 @@
-"""Measures the speed of decoding: python -m benchmarks.decode [--workload=base|demo|multi30k] [--peers=ctranslate2]
+"""Measures the speed of decoding: python -m benchmarks.decode [--workload=tiny|base|demo|multi30k|gpt2] [--peers=PEERS]
 
 In the workloads tiny and base, the input is a batch of 64 random sources of 24 tokens. The functions of decode.py
 decode the batch from tokens to text, first with greedy search and then with a beam of 4. Each output has exactly 32
@@ -17,6 +17,11 @@ JAX_PLATFORMS=cpu, or --peers= to measure only this project. The first line desc
 of matrix products. The lines of the systems contain 'bleu', and the lines with the ratio contain 'same_translations'.
 CTranslate2 uses a different length penalty and stops earlier, so some of its translations differ from the translations
 of this project.
+
+In the workload gpt2, a language model of the size of the smallest GPT-2 continues prompts of random tokens with greedy
+search. Each continuation has 128 tokens. The batches have 1 or 16 prompts of 16 or 256 tokens. The default peers are
+CTranslate2's Generator with each computation type. The further peer `transformers` computes in float32. It needs
+python -m pip install -e '.[benchmark,interchange]' transformers.
 
 Use a machine without other work, and compare only figures of the same run.
 """
@@ -39,7 +44,8 @@ WORKERS = {'ctranslate2': 1, 'ctranslate2.workers': CORES}
 TYPES = {f'ctranslate2.{compute_type}': compute_type for compute_type in ('float32', 'bfloat16', 'int8')}
 RUNS = 'demo', 'multi30k'  # workloads with a trained run
 PRODUCTS = (64, 256, 1024), (160, 256, 4000), (2048, 512, 2048)  # (n, d, f) of measured products [n, d] x [d, f]
-WORKLOAD = flags.DEFINE_enum('workload', 'tiny', [*WORKLOADS, *RUNS], 'The sizes of the model and the batch.')
+WORKLOAD = flags.DEFINE_enum('workload', 'tiny', [*WORKLOADS, *RUNS, 'gpt2'],
+                             'The sizes of the model and the batch.')
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run of the workload demo or multi30k.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'The checkpoint of the run, as in decode.py.')
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of tiny and base.')
@@ -47,16 +53,20 @@ PRECISION = flags.DEFINE_enum('matmul_precision', 'default', ['default', 'bfloat
                               'The precision of this project\'s products, as in decode.py.')
 TURNS = flags.DEFINE_integer('turns', 7, 'Timed searches per system.', lower_bound=1)
 PEERS = flags.DEFINE_list('peers', None, f'Other systems to time. tiny and base: {", ".join(WORKERS)}. '
-                          f'demo and multi30k: {", ".join(TYPES)}.')
+                          f'demo and multi30k: {", ".join(TYPES)}. gpt2: the same, and transformers.')
 
 
 def main() -> None:
+    if DTYPE.present and WORKLOAD.value not in WORKLOADS:
+        raise UserError(f'--dtype does not apply to --workload={WORKLOAD.value}. Remove --dtype')
     if WORKLOAD.value in RUNS:
         return real_sentences()
     if WORKDIR.value:
         raise UserError(f'--workdir does not apply to --workload={WORKLOAD.value}. Use --workload=demo or multi30k')
     if CHECKPOINT.present:
         raise UserError(f'--checkpoint does not apply to --workload={WORKLOAD.value}. Use --workload=demo or multi30k')
+    if WORKLOAD.value == 'gpt2':
+        return random_continuations()
     peers = PEERS.value or []
     check_peers(peers, dict.fromkeys(WORKERS, 'ctranslate2'), DTYPE.value)
     check_precision(PRECISION.value, DTYPE.value)
@@ -79,14 +89,11 @@ def main() -> None:
 
 def real_sentences() -> None:
     """Times the translation of the run's test set, with greedy search and with beam search."""
-    if DTYPE.present:
-        raise UserError(f'--dtype does not apply to --workload={WORKLOAD.value}. Remove --dtype')
     check_peers(PEERS.value or [], dict.fromkeys(TYPES, 'ctranslate2'), DTYPE.value)
     from benchmarks.ours import check_run  # these imports take seconds, and --help needs none
     from benchmarks.sentences import with_bleu
     from inference.run import load
     from interchange.to_ctranslate2 import write_ctranslate2
-    from kernels.rates import processor, product_rate
     from run_directory.trained import read_model
     from runtime.files import expanded
 
@@ -95,9 +102,7 @@ def real_sentences() -> None:
     peers = supported_types() if PEERS.value is None else PEERS.value
     check_run(workdir, run.config, peers)
     check_precision(PRECISION.value, run.config.model.dtype)
-    rates = {dtype: {'x'.join(map(str, sizes)): round(product_rate([sizes], dtype)) for sizes in PRODUCTS}
-             for dtype in ('float32', 'bfloat16')}
-    print(json.dumps({'benchmark': 'decode', **processor(), 'cores': CORES, 'gflops': rates}), flush=True)
+    describe_processor()
     sources, references = map(list, zip(*run.data().pairs('test'), strict=True))
     for search in {'method': 'greedy', 'beam': 1, 'alpha': 0.0}, {
             'method': 'beam', 'beam': run.options.beam, 'alpha': run.options.alpha}:
@@ -115,6 +120,43 @@ def real_sentences() -> None:
         language = run.config.data.target_lang
         report_turns({name: with_bleu(system, references, language) for name, system in timed.items()}, tokens,
                      {'benchmark': 'decode', 'workload': WORKLOAD.value, 'sentences': len(sources), **search})
+
+
+def random_continuations() -> None:
+    """Times the continuation of random prompts by a language model: one prompt, and then a batch of prompts."""
+    libraries = {**dict.fromkeys(TYPES, 'ctranslate2'), 'transformers': 'transformers'}
+    check_peers(PEERS.value or [], libraries, DTYPE.value)
+    from benchmarks.continuations import BATCHES, NEW, random_model, random_prompts
+    from interchange.huggingface import write_huggingface
+    from interchange.to_ctranslate2 import write_ctranslate2
+
+    peers = supported_types() if PEERS.value is None else PEERS.value
+    describe_processor()
+    with tempfile.TemporaryDirectory() as theirs, tempfile.TemporaryDirectory() as huggingface:
+        if set(peers) & set(TYPES):
+            write_ctranslate2(random_model({}), Path(theirs))
+        if 'transformers' in peers:
+            write_huggingface(random_model({}), Path(huggingface))
+        for count, length in BATCHES:
+            prompts = random_prompts(count, length)
+            systems = [System('allyouneed', 'benchmarks.continuations:ready_ours',
+                              ({}, PRECISION.value, prompts, NEW, bool(peers)))]
+            systems += [System(peer, 'benchmarks.continuations:ready_transformers', (huggingface, prompts, NEW))
+                        if peer == 'transformers' else
+                        System(peer, 'benchmarks.continuations:ready_ctranslate2', (theirs, prompts, NEW, TYPES[peer]))
+                        for peer in peers]
+            report_turns(in_turns(systems, TURNS.value), NEW * count, {
+                'benchmark': 'decode', 'workload': 'gpt2', 'prompts': count, 'prompt_length': length,
+                'new_tokens': NEW})
+
+
+def describe_processor() -> None:
+    """Prints a JSON line with the processor and its measured rates of matrix products."""
+    from kernels.rates import processor, product_rate
+
+    rates = {dtype: {'x'.join(map(str, sizes)): round(product_rate([sizes], dtype)) for sizes in PRODUCTS}
+             for dtype in ('float32', 'bfloat16')}
+    print(json.dumps({'benchmark': 'decode', **processor(), 'cores': CORES, 'gflops': rates}), flush=True)
 
 
 def supported_types() -> list[str]:

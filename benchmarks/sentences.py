@@ -3,12 +3,11 @@
 import dataclasses
 import functools
 import importlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.turns import CORES, Ready, Timed
+from benchmarks.turns import CORES, Ready, Timed, fastest
 
 LARGEST_BATCHES = 32, 64  # batch sizes of CTranslate2, in sentences; the faster one is timed
 TRIAL = 200  # number of sentences with which the faster setting of CTranslate2 is found
@@ -60,24 +59,15 @@ def ready_ctranslate2(folder: str, sources: list[str], search: Mapping[str, Any]
             length_penalty=search['alpha'], min_decoding_length=0, disable_unk=True)
         return [decoder.decode(result.hypotheses[0]) for result in found]
 
-    seconds, translators = {}, {}
-    for workers in {1, CORES}:
-        translators[workers] = ctranslate2.Translator(folder, device='cpu', compute_type=compute_type,
-                                                      inter_threads=workers, intra_threads=CORES // workers)
-        for batch in LARGEST_BATCHES:
-            trial = functools.partial(translate, translators[workers], batch, sources[:TRIAL])
-            trial()
-            seconds[workers, batch] = min(_seconds(trial), _seconds(trial))
-    workers, batch = min(seconds, key=seconds.__getitem__)
+    translators = {workers: ctranslate2.Translator(folder, device='cpu', compute_type=compute_type,
+                                                   inter_threads=workers, intra_threads=CORES // workers)
+                   for workers in {1, CORES}}
+    workers, batch = fastest({
+        (workers, batch): functools.partial(translate, translator, batch, sources[:TRIAL])
+        for workers, translator in translators.items() for batch in LARGEST_BATCHES})
     call = functools.partial(translate, translators.pop(workers), batch, sources)
     facts = {'workers': workers, 'batch': batch, 'device': 'cpu', 'ctranslate2': ctranslate2.__version__}
     return Ready(call, facts, call())
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def with_bleu(timed: Timed, references: Sequence[str], language: str) -> Timed:

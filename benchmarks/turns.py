@@ -146,6 +146,17 @@ def agreement(first: list[Any] | None, second: list[Any] | None) -> dict[str, fl
     return {'same_tokens': round(statistics.mean(left == right for left, right in pairs), 4)}
 
 
+def fastest(calls: Mapping[Any, Callable[[], Any]]) -> Any:
+    """Returns the name of the call that takes the shortest time. Each call is made three times, first for warm-up."""
+    def seconds(call):
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    times = {name: [seconds(call) for _ in range(3)] for name, call in calls.items()}
+    return min(times, key=lambda name: min(times[name][1:]))
+
+
 def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) -> None:
     """Checks the flag --peers. `libraries` is {peer: the library that this peer needs}.
 

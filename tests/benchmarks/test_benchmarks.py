@@ -55,6 +55,9 @@ def lines(name, *arguments):
      'error: --matmul_precision=bfloat16 has no effect with the dtype bfloat16'),
     ('decode', ['--workdir=runs/demo'], 'error: --workdir does not apply to --workload=tiny. Use --workload=demo'),
     ('decode', ['--workload=demo', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
+    ('decode', ['--workload=gpt2', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
+    ('decode', ['--workload=gpt2', '--workdir=runs/demo'], 'error: --workdir does not apply to --workload=gpt2. Use '),
+    ('decode', ['--workload=gpt2', '--dtype=bfloat16'], 'error: --dtype does not apply to --workload=gpt2. Remove'),
     ('decode', ['--workload=demo', '--dtype=float32'], 'error: --dtype does not apply to --workload=demo. Remove'),
     ('checkpoints', ['--folder=~nobody_of_this_name'], 'error: ~nobody_of_this_name: '),
     ('corpus', ['--folder=/proc'], 'error: --folder=/proc exists and is not empty. Use a new or an empty folder'),
@@ -206,6 +209,26 @@ def test_ctranslate2_decodes_what_we_decode(beam, tmp_path):
     assert all(len(tokens) == 8 for tokens in (*ours, *theirs))
     same = np.mean([one == other for one, other in zip(ours, theirs, strict=True)])
     assert same == 1 if beam == 1 else same >= 0.5  # our last token is the end token, so the best of several may differ
+
+
+@pytest.mark.interchange
+def test_peers_continue_prompts_as_we_do(tmp_path):
+    pytest.importorskip('ctranslate2', reason='needs the benchmark extra')
+    pytest.importorskip('transformers', reason='needs the test-interchange extra')
+    from benchmarks import continuations
+    from interchange.huggingface import write_huggingface
+    from interchange.to_ctranslate2 import write_ctranslate2
+
+    sizes = {'n_layer': 2, 'n_embd': 64, 'n_head': 4, 'vocab_size': 500, 'n_positions': 64}
+    model, prompts = continuations.random_model(sizes), continuations.random_prompts(3, 17, sizes['vocab_size'])
+    write_ctranslate2(model, tmp_path)
+    theirs = [continuations.ready_ctranslate2(str(tmp_path), prompts, 20, 'float32').answer]
+    (tmp_path / 'config.json').unlink()
+    write_huggingface(model, tmp_path)
+    theirs.append(continuations.ready_transformers(str(tmp_path), prompts, 20).answer)
+    ours = continuations.ready_ours(sizes, 'default', prompts, 20, beside_peers=True).answer
+    assert all(len(tokens) == 20 for tokens in ours) and len({*map(tuple, ours)}) == 3
+    assert theirs == [ours, ours]
 
 
 @pytest.mark.interchange
