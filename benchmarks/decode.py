@@ -30,6 +30,7 @@ import contextlib
 import importlib
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def main() -> None:
 
 def real_sentences() -> None:
     """Times the translation of the run's test set, with greedy search and with beam search."""
-    check_peers(PEERS.value or [], dict.fromkeys(TYPES, 'ctranslate2'), DTYPE.value)
+    peers = chosen_peers(dict.fromkeys(TYPES, 'ctranslate2'))
     from benchmarks.ours import check_run  # these imports take seconds, and --help needs none
     from benchmarks.sentences import with_bleu
     from inference.run import load
@@ -99,7 +100,6 @@ def real_sentences() -> None:
 
     workdir = expanded(WORKDIR.value or f'runs/{WORKLOAD.value}')
     run: Any = load(workdir, CHECKPOINT.value)
-    peers = supported_types() if PEERS.value is None else PEERS.value
     check_run(workdir, run.config, peers)
     check_precision(PRECISION.value, run.config.model.dtype)
     describe_processor()
@@ -124,13 +124,11 @@ def real_sentences() -> None:
 
 def random_continuations() -> None:
     """Times the continuation of random prompts by a language model: one prompt, and then a batch of prompts."""
-    libraries = {**dict.fromkeys(TYPES, 'ctranslate2'), 'transformers': 'transformers'}
-    check_peers(PEERS.value or [], libraries, DTYPE.value)
+    peers = chosen_peers({**dict.fromkeys(TYPES, 'ctranslate2'), 'transformers': 'transformers'})
     from benchmarks.continuations import BATCHES, NEW, random_model, random_prompts
     from interchange.huggingface import write_huggingface
     from interchange.to_ctranslate2 import write_ctranslate2
 
-    peers = supported_types() if PEERS.value is None else PEERS.value
     describe_processor()
     with tempfile.TemporaryDirectory() as theirs, tempfile.TemporaryDirectory() as huggingface:
         if set(peers) & set(TYPES):
@@ -159,12 +157,23 @@ def describe_processor() -> None:
     print(json.dumps({'benchmark': 'decode', **processor(), 'cores': CORES, 'gflops': rates}), flush=True)
 
 
-def supported_types() -> list[str]:
-    """Returns the peers in TYPES that CTranslate2 supports on this processor."""
-    check_peers([*TYPES], dict.fromkeys(TYPES, 'ctranslate2'), DTYPE.value)
+def chosen_peers(libraries: Mapping[str, str]) -> list[str]:
+    """Returns the peers of --peers. The default is a peer for each type in TYPES that this processor supports.
+
+    Raises:
+      UserError: if a peer is unknown or a duplicate, if its library is not installed, or if CTranslate2 does not
+        support its type on this processor.
+    """
+    check_peers([*TYPES] if PEERS.value is None else PEERS.value, libraries, DTYPE.value)
+    if not (PEERS.value is None or set(PEERS.value) & set(TYPES)):
+        return PEERS.value
     ctranslate2: Any = importlib.import_module('ctranslate2')
     supported = ctranslate2.get_supported_compute_types('cpu')
-    return [peer for peer, compute_type in TYPES.items() if compute_type in supported]
+    unsupported = [peer for peer, compute_type in TYPES.items() if compute_type not in supported]
+    for peer in PEERS.value or []:
+        if peer in unsupported:
+            raise UserError(f'--peers={peer}: on this processor, CTranslate2 does not support {TYPES[peer]}. Remove it')
+    return [peer for peer in TYPES if peer not in unsupported] if PEERS.value is None else PEERS.value
 
 
 if __name__ == '__main__':
