@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,9 @@ class ArrayData:
         if split == 'train':
             if self._missing:
                 self._require_values(examples)
+            if is_byte_images(examples.inputs) and examples.inputs.max() == 1:
+                warn(f'{examples.where}: the images are unsigned bytes, but all values are 0 or 1. Bytes are scaled as '
+                     'numbers from 0 to 255, so the model hardly sees a difference. Multiply the images by 255')
             if self.classes:
                 say(f'{examples.where}: {len(self.classes)} classes ({listed(self.classes)})')
                 warn_of_classes(examples.targets, self.classes, examples.where)
@@ -177,15 +180,27 @@ class ArrayData:
         if self.parts.last:
             members = self.parts.rows(len(whole.inputs), split, whole.where)
         else:
-            if whole.groups is None:
-                keys = [key(np.ascontiguousarray(example).tobytes()) for example in recorded(whole.inputs)]
-            else:
-                keys = [key(group.encode(errors='surrogatepass')) for group in whole.groups]
+            keys = self._keys()
             kept = dict(sorted(zip(whole.targets.tolist(), keys, strict=True))).values() if self._labelled else ()
             what = 'inputs' if whole.groups is None else 'groups'
             held_out = HeldOut(self.parts, keys, f'{what} of {whole.where}', kept)
             members = np.array([held_out.split(example_key) == split for example_key in keys])
         return whole.part(members, f'{whole.where} ({split}, validation_share={self.parts.share})')
+
+    def _keys(self) -> Sequence[int]:
+        """Returns the hash of each example, or of its group, which decides the split of the example.
+
+        The hash depends neither on the size to which images are scaled, nor on the padding of series. So these options
+        do not change the splits.
+        """
+        raw = self._raw('train')
+        if raw.groups is not None:
+            return [key(group.encode(errors='surrogatepass')) for group in raw.groups]
+        if raw.keys:
+            return raw.keys
+        inputs = recorded(raw.inputs)
+        parts = inputs if inputs.ndim == 4 else map(np.ndarray.__getitem__, inputs, steps_before_padding(inputs))
+        return [key(np.ascontiguousarray(part).tobytes()) for part in parts]
 
     def _checked(self, split: str) -> Examples:
         """Reads and checks a split. Converts classes to int32 [n] and values to float64 [n, values]."""

@@ -25,6 +25,7 @@ class Examples(NamedTuple):
       values: the names of the target values; () if they have no names.
       places: the place of each example in the files, for messages; () if messages contain only the index.
       resized: whether images were scaled to one size.
+      keys: a hash of each image before it was scaled; () for other examples.
       padded: whether series have different lengths. If so, shorter series end with steps of NaN.
     """
     inputs: np.ndarray
@@ -35,6 +36,7 @@ class Examples(NamedTuple):
     values: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     resized: bool = False
+    keys: Sequence[int] = ()
     padded: bool = False
 
     def named(self, index: int | np.integer) -> str:
@@ -49,7 +51,7 @@ class Examples(NamedTuple):
         indices = np.arange(len(self.inputs))[members]
         return self._replace(inputs=self.inputs[members], targets=self.targets[members], where=where,
                              groups=None if self.groups is None else self.groups[members],
-                             places=tuple(self.places[index] for index in indices) if self.places else ())
+                             places=tuple(self.places[index] for index in indices) if self.places else (), keys=())
 
 
 def warn_of_classes(targets: Int[np.ndarray, ' examples'], classes: list[str], where: str) -> None:

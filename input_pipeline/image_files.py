@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps
 
 from input_pipeline.examples import Examples, listed
-from input_pipeline.splits import say
+from input_pipeline.splits import key, say
 from runtime.errors import UserError
 from runtime.files import files_in
 
@@ -93,9 +93,9 @@ def read_class_folders(folder: Path, training: Path, size: int = 0) -> Examples:
       UserError: if an image cannot be read, or the images have different sizes and `size` is 0.
     """
     paths = _paths_and_classes(folder)
-    images = read_images([path for path, _ in paths], 1 if _all_grey(training) else 3, (size, size) if size else ())
+    images, keys = _read([path for path, _ in paths], 1 if _all_grey(training) else 3, (size, size) if size else ())
     return Examples(images, np.array([name for _, name in paths]), str(folder),
-                    places=tuple(str(path.relative_to(folder)) for path, _ in paths), resized=bool(size))
+                    places=tuple(str(path.relative_to(folder)) for path, _ in paths), resized=bool(size), keys=keys)
 
 
 def read_images(paths: Sequence[Path], channels: int,
@@ -114,10 +114,16 @@ def read_images(paths: Sequence[Path], channels: int,
       UserError: if `channels` is another number, if an image cannot be read, or if an image has another size or number
         of channels.
     """
+    return _read(paths, channels, size, resized)[0]
+
+
+def _read(paths: Sequence[Path], channels: int, size: Sequence[int],
+          resized: bool = True) -> tuple[UInt8[np.ndarray, 'images height width channels'], list[int]]:
+    """Returns the images of `read_images`, and a hash of the pixels of each image before it was scaled."""
     if channels not in (1, 3):
         raise UserError(f'{paths[0]} is an image file and would be read with 1 or 3 channels, but the model reads '
                         f'{channels} channels. Use an .npz file with an array inputs [n, height, width, {channels}]')
-    array, alpha = np.empty((0, 0, 0, channels), np.uint8), 0
+    array, alpha, keys = np.empty((0, 0, 0, channels), np.uint8), 0, []
     for number, path in enumerate(paths):
         image = _opened(path)
         if channels == 1 and image.mode not in GREY:
@@ -125,6 +131,7 @@ def read_images(paths: Sequence[Path], channels: int,
                             'the image to greyscale')
         alpha += image.mode.endswith('A')
         image = _decoded(image, path, 'L' if channels == 1 else 'RGB')
+        keys.append(key(np.asarray(image).tobytes()))
         if size and resized:
             image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BICUBIC)
         if not number:
@@ -137,7 +144,7 @@ def read_images(paths: Sequence[Path], channels: int,
         array[number] = np.asarray(image).reshape(array.shape[1:])
     if alpha:
         say(f'{alpha} of {len(paths)} images, such as in {paths[0].parent}, have an alpha channel, which is not used')
-    return array
+    return array, keys
 
 
 @functools.cache

@@ -340,7 +340,7 @@ def _check_type(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
     if array.dtype.kind not in 'uif':
         first = f', such as {np.ravel(array)[0]!r:.100}' if array.size else ''
         raise UserError(f'{where} must be finite numbers, but their type is {array.dtype}{first}. Convert them to '
-                        'float32, or images to uint8')
+                        'float32')
 
 
 def _steps_before_padding(series: Shaped[np.ndarray, 'time channels']) -> int:

@@ -202,6 +202,15 @@ def test_equal_examples_of_another_type_are_logged(caplog, train, test):
     assert f'{len(test)} of {len(test)} examples are also in the training data' in logged(caplog, data, 'test')
 
 
+@pytest.mark.parametrize('most, warned', [(1, True), (2, False)])
+def test_black_and_white_images_as_bytes_of_0_and_1_are_logged(caplog, most, warned):
+    splits.warn.cache_clear()
+    images = np.zeros((4, 2, 2, 1), np.uint8)
+    images[2:] = most
+    in_memory(images, np.array([0, 0, 1, 1])).inputs('train')
+    assert ('the images are unsigned bytes, but all values are 0 or 1' in caplog.text) == warned
+
+
 def test_the_names_of_the_classes_are_logged(caplog):
     splits.say.cache_clear()
     caplog.set_level('INFO', logger='allyouneed')

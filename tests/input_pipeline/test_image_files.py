@@ -123,6 +123,17 @@ def test_images_are_scaled_and_cropped_to_squares(tmp_path):
     assert names == ['a/1.png', 'b/2.png'] and images.shape == (2, 6, 6, 3)
 
 
+def test_the_splits_do_not_depend_on_the_size_of_the_images(tmp_path):
+    for number in range(60):
+        save_image(tmp_path / 'ab'[number % 2] / f'{number}.png', np.full((9, 7, 3), number, np.uint8))
+
+    def held_out(size):
+        data = open_arrays(options(dir=str(tmp_path), image_size=size), labelled=True)
+        return [set(data.inputs(split)[:, 0, 0, 0].tolist()) for split in ('validation', 'test')]
+
+    assert held_out(0) == held_out(3) == held_out(12) and all(held_out(0))
+
+
 @pytest.mark.parametrize('write, message', [
     (lambda path: path.write_bytes(b'no image'), r'test/a/x\.png cannot be read as an image'),
     (lambda path: path.write_bytes(path.read_bytes()[:60]), r'test/a/x\.png cannot be read as an image'),

@@ -129,6 +129,17 @@ def test_irregular_steps_of_time_are_logged_with_their_numbers(tmp_path, caplog)
 
 # Series of different lengths, and missing values
 
+def test_the_splits_do_not_depend_on_the_padding_of_series(tmp_path):
+    write_csv(tmp_path, 'series,x,target', *(f'{series},{series},{series % 2}' for series in range(60)
+                                             for _ in range(1 + series % 3)), split='train')
+
+    def held_out(multiple):
+        data = open_arrays(options(dir=str(tmp_path)), labelled=True, multiple=multiple)
+        return [set(data.inputs(split)[:, 0, 0].tolist()) for split in ('validation', 'test')]
+
+    assert held_out(1) == held_out(2) == held_out(5) and all(held_out(1))
+
+
 def test_shorter_series_are_padded_and_the_padding_is_hidden(tmp_path, caplog):
     splits.say.cache_clear()
     caplog.set_level('INFO', logger='allyouneed')
