@@ -30,11 +30,11 @@ from analysis.passes import (
 from inference.editor import check_selection, selected
 from inference.edits import Sizes, matching
 from inference.run import Run
-from model.places import argument_of
+from model.places import AXES, argument_of
 from runtime.errors import UserError
 
 HELD = '*/heads', '*/feed_forward/hidden'  # default: only the residual stream carries the change
-
+INSIDE = {*AXES, 'input', 'hidden'}  # last parts of the names of values inside a module
 
 Nodes = str | Node | Sequence[str | Node]
 
@@ -148,4 +148,6 @@ def _held(pattern: str, listed: dict[str, Sizes], held: str | Sequence[str]) -> 
 
 
 def _module(name: str) -> str:
-    return name.rpartition('/')[0]
+    """Returns the module of a place. The place of a module's output has the name of the module."""
+    module, _, last = name.rpartition('/')
+    return module if last in INSIDE else name

@@ -105,7 +105,7 @@ def roles(run: Run, texts: Iterable[Any], places: str | Sequence[str] = '*/weigh
         for name, value in values.items():
             own = 'self_attention' in name
             causal = own and (isinstance(run.model, Generator) or 'decoder' in name)
-            sums[name] = sums.get(name, _Sums()) + _sums(value, causal, run.config.model.window if own else 0)
+            sums[name] = sums.get(name, _Sums()) + _sums(value, causal, _window(run.model.module, name) if own else 0)
     if not sums:
         raise UserError('roles need at least one text. Use a list with texts')
     heads = [(name, head) for name, place_sums in sums.items() for head in range(len(place_sums.entropy))]
@@ -118,6 +118,14 @@ def roles(run: Run, texts: Iterable[Any], places: str | Sequence[str] = '*/weigh
     return Roles(heads, [sums[name].tokens for name, _ in heads],
                  rows(lambda sums: np.tile(sums.seen / sums.tokens, (len(sums.entropy), 1))), shares,
                  rows(lambda sums: sums.entropy / sums.tokens), rows(lambda sums: sums.distance / sums.tokens))
+
+
+def _window(module: Any, place: str) -> int:
+    """Returns the window of self-attention in a module, or in the member of an ensemble to which a place belongs."""
+    part = place.partition('/')[0]
+    if part.startswith('members_'):
+        module = module.members[int(part.removeprefix('members_'))]
+    return module.config.window
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -56,7 +57,7 @@ class Values:
     labels: Mapping[str, list[str]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.values, dtype)
+        return np.array(self.values, dtype, copy=copy)
 
     def to_xarray(self) -> Any:
         """Returns an xarray.DataArray; xarray must be installed."""
@@ -73,8 +74,9 @@ class Inspected(dict[str, Values]):
         The first axis of the result is 'layer'.
         """
         parts = [self[name] for name in matching(pattern, {name: {} for name in self})]
-        if len({part.values.shape for part in parts}) > 1:
-            raise UserError(f'place {pattern!r}: the values have different shapes. Use a pattern that matches one '
+        kinds = {(re.sub(r'(?<=layers)_\d+', '', part.name), part.values.shape) for part in parts}
+        if len(kinds) > 1:
+            raise UserError(f'place {pattern!r} matches different kinds of places. Use a pattern that matches one '
                             f'place in each layer, not {", ".join(part.name for part in parts[:8])}')
         return Values(pattern, ('layer', *parts[0].axes), np.stack([part.values for part in parts]), parts[0].labels)
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.passes import Node, as_output, text_of
 from analysis.patching import attribution_map, estimate_error, patching_map
-from analysis.paths import heads_at, path_patching
+from analysis.paths import HELD, heads_at, path_patching
 from inference.edits import Edit
 from inference.generate import Generator
 from inference.translate import Translator
@@ -173,6 +173,18 @@ def test_a_path_that_does_not_exist_has_no_effect(run):
     np.testing.assert_allclose(blocked.effects, 0, atol=1e-6)
     direct = path_patching(run, 'ab', 'xy', TARGET, cross, 'decoder')
     assert direct.nodes[3] == Node(f'{CROSS}/heads', [1]) and np.abs(direct.effects).min() > 1e-4
+
+
+@pytest.mark.slow
+def test_outputs_of_modules_in_the_block_of_the_sender_are_held(run):
+    sender = 'encoder/layers_0/self_attention'
+    parts, default = (path_patching(run, 'ab', 'xy', TARGET, sender, 'encoder', held=held).effects
+                      for held in (['*/self_attention', '*/cross_attention', '*/feed_forward'], HELD))
+    every = path_patching(run, 'ab', 'xy', TARGET, sender, 'encoder', held=[]).effects
+    np.testing.assert_allclose(parts, default, rtol=1e-4)
+    assert abs(every[0] - default[0]) > 1e-3
+    behind = path_patching(run, 'ab', 'xy', TARGET, 'encoder/layers_0', 'encoder', held='encoder/layers_1')
+    np.testing.assert_allclose(behind.effects, 0, atol=1e-6)
 
 
 @pytest.mark.slow  # it compiles two more models

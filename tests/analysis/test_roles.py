@@ -18,12 +18,13 @@ PIECES = ['▁on', '▁2', ',', '5', '</s>']
 EYE = np.eye(5)
 
 
-def run_with(weights, name='encoder/layers_0/self_attention/weights', window=0):
-    """A run whose attention weights are `weights`, for every text."""
+def run_with(weights, name='encoder/layers_0/self_attention/weights', *windows):
+    """A run whose attention weights are `weights`, for every text. Several windows are an ensemble's."""
     value = Values(name, ('head', 'query', 'key'), np.array(weights), {'key': PIECES})
-    config = types.SimpleNamespace(model=types.SimpleNamespace(window=window))
-    return types.SimpleNamespace(inspect_each=lambda texts, places: [{name: value}] * len(texts),
-                                 model=object.__new__(Translator), config=config)
+    model = object.__new__(Translator)
+    members = [types.SimpleNamespace(config=types.SimpleNamespace(window=window)) for window in windows or (0,)]
+    model.module = types.SimpleNamespace(members=members) if len(members) > 1 else members[0]
+    return types.SimpleNamespace(inspect_each=lambda texts, places: [{name: value}] * len(texts), model=model)
 
 
 def share(found, role, head=0):
@@ -55,10 +56,14 @@ def test_only_visible_keys_count():
     np.testing.assert_allclose(found.seen[0][list(ROLES).index('digit')], 4 / 5)
 
 
-def test_keys_outside_of_the_window_of_self_attention_do_not_count():
-    found = roles(run_with([EYE], window=2), ['a'])
-    assert share(found, 'end') == 1 / 2 and found.seen[0][list(ROLES).index('end')] == 2 / 5
-    assert share(roles(run_with([EYE], 'decoder/layers_0/cross_attention/weights', window=2), ['a']), 'end') == 1 / 5
+@pytest.mark.parametrize('name, windows, share_of_end', [
+    ('encoder/layers_0/self_attention/weights', [2], 1 / 2), ('decoder/layers_0/cross_attention/weights', [2], 1 / 5),
+    ('members_1/encoder/layers_0/self_attention/weights', [0, 2], 1 / 2),
+    ('members_1/encoder/layers_0/self_attention/weights', [2, 0], 1 / 5)])
+def test_keys_outside_of_the_window_of_self_attention_do_not_count(name, windows, share_of_end):
+    found = roles(run_with([EYE], name, *windows), ['a'])
+    assert share(found, 'end') == share_of_end
+    assert found.seen[0][list(ROLES).index('end')] == (2 / 5 if share_of_end == 1 / 2 else 1)
 
 
 def test_roles_of_a_split_include_long_references_and_are_null_where_no_query_sees_the_role():

@@ -141,10 +141,20 @@ def test_equal_modules_with_other_inputs_have_other_sizes():
     assert [outputs(1), outputs(3), outputs(1)] == [2, 6, 2]
 
 
-def test_values_of_different_shapes_are_not_stacked(run):
-    values, = run.inspect([('abc', 'b')], ['decoder', 'encoder/layers_0'])
-    with pytest.raises(UserError, match=r"^place '\*': the values have different shapes"):
-        values.stacked('*')
+def test_values_of_different_kinds_of_places_are_not_stacked(run):
+    different, equal = (run.inspect([pair], ['decoder', '*/layers_*/self_attention/weights'])[0]
+                        for pair in [('abc', 'b'), ('ab', 'xy')])
+    for values, pattern in (different, '*'), (different, '*/weights'), (equal, '*/weights'):
+        with pytest.raises(UserError, match='matches different kinds of places. Use a pattern that matches one'):
+            values.stacked(pattern)
+    assert equal.stacked('encoder/*/weights').axes[0] == 'layer'
+
+
+def test_a_copy_of_values_is_independent(run):
+    values = run.inspect([('ab', 'xy')], 'decoder')[0]['decoder']
+    copied = np.array(values)
+    copied += 1
+    assert not np.array_equal(values, copied) and np.shares_memory(np.asarray(values), values.values)
 
 
 def test_a_second_call_with_the_same_places_compiles_nothing(run):
