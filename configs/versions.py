@@ -86,16 +86,16 @@ def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except UserError as error:
-        raise UserError(f'{path}: {error}{"" if _is_run(path.parent) else f". {FOREIGN}"}') from None
+        raise UserError(f'{path}: {error}{"" if is_run(path.parent) else f". {FOREIGN}"}') from None
     except (RecursionError, OSError, TypeError, ValueError, OverflowError) as error:
         reason = 'it is nested too deeply' if isinstance(error, RecursionError) else error
-        advice = 'Restore the file from a copy of the ' + ('run' if _is_run(path.parent) else f'folder. {FOREIGN}')
+        advice = 'Restore the file from a copy of the ' + ('run' if is_run(path.parent) else f'folder. {FOREIGN}')
         raise UserError(f'{path} is damaged: {reason}. {advice}') from None
     raise UserError(f"{path}: this is a model of Hugging Face's library, not a run. Make a run of the model with "
                     'tools.import_weights')
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
     """Returns whether a folder with a config.json is a run or an exported run, and not a model of another library."""
     return any((folder / name).is_dir() for name in ('checkpoints', 'data'))
 

@@ -9,6 +9,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from configs.checks import check_config
+from configs.versions import is_run
 from input_pipeline.tokenizer import PAD
 from interchange.equal_models import without_heads
 from interchange.folders import read_models
@@ -128,7 +129,7 @@ def _new_folder(output: str | Path) -> Path:
     folder = expanded(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f'output={folder} exists and is not empty. Use a new or an empty folder')
-    if runs := [parent for parent in folder.absolute().parents if (parent / CONFIG).is_file()]:
+    if runs := [parent for parent in folder.absolute().parents if (parent / CONFIG).is_file() and is_run(parent)]:
         raise UserError(f'output={folder} is inside {runs[0]}, which is a run or an exported model. Use a folder '
                         f'outside of {runs[0]}')
     check_folder(folder)

@@ -210,6 +210,8 @@ def _config(options: dict[str, Any], recipe: ConfigDict | None) -> ConfigDict:
         options = {name: value for name, value in options.items()
                    if name not in ('data.context', 'data.max_length', 'data.packing')}
     config.update_from_flattened_dict(options)
+    if config.task == 'language_model' and config.model.window >= config.data.context:  # then it has no effect
+        config.model.window = 0
     check_config(config)
     return config
 

@@ -37,6 +37,7 @@ GPT2_CLASSES = (None, 'GPT2Tokenizer', 'GPT2TokenizerFast')  # tokenizer_class o
 Content = TypeVar('Content')
 
 log = logging.getLogger('allyouneed.import')
+KINDS = {'bos': BOS, 'eos': EOS, 'unk': UNK, 'pad': PAD}  # {prefix of a field such as bos_token: the token}
 
 
 class _AddedToken(msgspec.Struct):
@@ -174,15 +175,16 @@ def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> No
         (folder / 'tokenizer.model').write_bytes(model)
         config |= {'tokenizer_class': 'LlamaTokenizer', 'add_prefix_space': proto.normalizer_spec.add_dummy_prefix} | {
             f'{kind}_token': tokenizer.name_of(int(tokenizer.order[token]))
-            for kind, token in (('bos', BOS), ('eos', EOS), ('unk', UNK)) if tokenizer.order[token] >= 0}
+            for kind, token in KINDS.items() if tokenizer.order[token] >= 0}
     elif isinstance(tokenizer, TokenizersTokenizer):
-        start, end = int(tokenizer.order[BOS]), int(tokenizer.order[EOS])
-        config |= {'bos_token': tokenizer.name_of(start), 'eos_token': tokenizer.name_of(end),
-                   'split_special_tokens': tokenizer.split_special_tokens}
+        start = int(tokenizer.order[BOS])
+        config |= {'split_special_tokens': tokenizer.split_special_tokens} | {
+            f'{kind}_token': tokenizer.name_of(int(tokenizer.order[token]))
+            for kind, token in KINDS.items() if tokenizer.order[token] >= 0}
         splits = json.loads(tokenizer.json)['pre_tokenizer'] or {}
         if 'add_prefix_space' in splits:  # GPT2Tokenizer of transformers ignores the value in tokenizer.json
             config['add_prefix_space'] = splits['add_prefix_space']
-        write_text(folder / 'tokenizer.json', _with_start(tokenizer.json, begins, config['bos_token'], start))
+        write_text(folder / 'tokenizer.json', _with_start(tokenizer.json, begins, tokenizer.name_of(start), start))
     else:
         write_text(folder / 'tokenizer.json', _with_start(_as_tokenizer_json(tokenizer), begins, SPECIAL[BOS], BOS))
         config |= {'bos_token': SPECIAL[BOS], 'eos_token': SPECIAL[EOS], 'unk_token': SPECIAL[UNK],

@@ -84,6 +84,7 @@ class Qwen2(Llama, kw_only=True):
 
 CONFIGS = {'llama': Llama, 'mistral': Mistral, 'qwen2': Qwen2}
 EMBEDDINGS = ('model.embed_tokens.weight',)
+LONGEST = 1_000_000  # the maximum of data.context. Rotary positions have no limit
 COPIES = ('lm_head.weight',)  # if embeddings are tied, the weights may contain these copies of the embedding
 
 
@@ -109,7 +110,7 @@ def options(config: Llama) -> dict[str, Any]:
         'model.position': 'rotary', **_rotary(config), 'model.window': _window(config),
         'model.scale_embeddings': False, 'model.tie_embeddings': config.tie_word_embeddings,
         'model.dropout': 0.0, 'model.attention_dropout': config.attention_dropout,
-        'data.context': config.max_position_embeddings,
+        'data.context': min(config.max_position_embeddings, LONGEST),
     }
 
 
@@ -124,8 +125,9 @@ def refusals(model: ConfigDict) -> list[str]:
         refused.append(f'model.d_v={d_v}: Llama needs d_v=d_k (d_k={d_k})')
     if model.d_model % model.num_heads and not model.window:  # Mistral's config accepts such a width
         refused.append(f'model.d_model={model.d_model}: Llama needs a multiple of num_heads={model.num_heads}')
-    if model.window and (model.attention_bias != 'none' or model.feed_forward_bias):
-        refused.append(f'model.window={model.window}: only Mistral has a window, and Mistral has no biases')
+    if model.window and (model.attention_bias == 'all' or model.feed_forward_bias):
+        refused.append(f'model.window={model.window}: only Mistral and Qwen2 have a window. Mistral has no biases, and '
+                       'Qwen2 needs attention_bias=qkv')
     if model.attention_bias == 'qkv' and (model.feed_forward_bias or d_k * model.num_heads != model.d_model):
         refused.append('model.attention_bias=qkv: only Qwen2 supports this value, and Qwen2 does not support '
                        'feed_forward_bias and d_k')
@@ -138,11 +140,14 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
     `orders['text']` maps each token id of this project to the id in Hugging Face's tokenizer.
     """
     order = orders['text']
-    kind = 'mistral' if model.window else 'qwen2' if model.attention_bias == 'qkv' else 'llama'
+    kind = 'qwen2' if model.attention_bias == 'qkv' else 'mistral' if model.window else 'llama'
     head_dim = {'head_dim': head_widths(model)[0]}
     biases = {'attention_bias': model.attention_bias == 'all', 'mlp_bias': model.feed_forward_bias}
-    own = {'mistral': head_dim | {'sliding_window': model.window}, 'qwen2': {'use_sliding_window': False},
-           'llama': head_dim | biases}[kind]
+    window: dict[str, Any] = {'use_sliding_window': False}
+    if model.window:
+        window = {'use_sliding_window': True, 'sliding_window': model.window, 'max_window_layers': 0,
+                  'layer_types': ['sliding_attention'] * model.num_layers}
+    own = {'mistral': head_dim | {'sliding_window': model.window}, 'qwen2': window, 'llama': head_dim | biases}[kind]
     scaling: dict[str, Any] = {}
     if model.rotary_scaling != 'none':
         scaling = {'rope_type': model.rotary_scaling, 'factor': model.rotary_factor}
@@ -234,10 +239,7 @@ def _rotary(config: Llama) -> dict[str, Any]:
 
 
 def _window(config: Llama) -> int:
-    """Returns the size of the attention window of a model, or 0 if it has no window.
-
-    The result is also 0 if the window is at least max_position_embeddings, because such a window has no effect.
-    """
+    """Returns the size of the attention window of a model, or 0 if it has no window."""
     window, is_qwen = config.sliding_window, isinstance(config, Qwen2)
     if type(config) is Llama or is_qwen and not config.use_sliding_window or window is None:
         return 0
@@ -245,4 +247,4 @@ def _window(config: Llama) -> int:
     if is_qwen and kinds != {'sliding_attention'}:
         # In this project, all layers have the same window.
         raise unsupported('layer_types', sorted(kinds), (['sliding_attention'],))
-    return 0 if window >= config.max_position_embeddings else window
+    return window

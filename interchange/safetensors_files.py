@@ -111,7 +111,10 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[
     """Writes arrays to a safetensors file. The metadata of the file also contains checksums of the arrays."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     checksums = {name: _checksum(array) for name, array in arrays.items()}
+    path.touch()
+    mode = path.stat().st_mode  # follows the umask, but the library makes a file that only its owner can read
     _library().numpy.save_file(arrays, path, metadata={**metadata, CHECKSUMS: json.dumps(checksums)})
+    path.chmod(mode)
 
 
 def _checksum(array: np.ndarray) -> int:

@@ -124,6 +124,7 @@ class RunDirectory:
         if EXPORTED in names:
             raise UserError(f'--workdir={self.path} is an exported model, which cannot be trained further. Use another '
                             '--workdir')
+        read_saved_config(self.path)  # so that a folder that is not a run gets no lock
         self._hold()
         saved, unset = read_saved_config(self.path)
         kept, lowered = {}, lowered_options(self.path)

@@ -63,6 +63,8 @@ FAMILIES = {
     'mistral': lambda folder: llama_3(folder, 'Mistral', sliding_window=7, rope_parameters={
         'rope_type': 'linear', 'rope_theta': 300.0, 'factor': 2.0}),
     'qwen2': lambda folder: llama_3(folder, 'Qwen2', tie_word_embeddings=True, bos_token_id=None),
+    'qwen2 with a window': lambda folder: llama_3(folder, 'Qwen2', use_sliding_window=True, sliding_window=7,
+                                                  max_window_layers=0, bos_token_id=None),
 }
 
 

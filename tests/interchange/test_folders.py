@@ -65,6 +65,35 @@ def test_an_export_inside_a_run_is_refused(tmp_path):
     assert not (tmp_path / 'run' / 'data' / 'x').exists()
 
 
+def test_an_export_below_another_config_json_has_files_that_others_can_read(tmp_path):
+    write_small('own', tmp_path / 'run')
+    (tmp_path / 'config.json').write_text('{"editor": "vim"}')
+    for format in 'safetensors', 'huggingface':
+        export(tmp_path / 'run', tmp_path / format, format)
+        modes = {path.name: path.stat().st_mode for path in (tmp_path / format).iterdir() if path.is_file()}
+        assert set(modes.values()) == {(tmp_path / 'config.json').stat().st_mode}, modes
+
+
+def test_the_export_of_an_imported_tokenizer_keeps_its_special_tokens(tmp_path):
+    write_small('qwen2', tmp_path / 'model')
+    written = json.loads((tmp_path / 'model' / 'tokenizer_config.json').read_text())
+    assert {kind: written.get(f'{kind}_token') for kind in ('pad', 'bos', 'eos', 'unk')} == {
+        'pad': '<pad>', 'bos': '<s>', 'eos': '</s>', 'unk': '<unk>'}
+
+
+@pytest.mark.parametrize('changes, window, context', [
+    ({'max_position_embeddings': 1_024_000}, 8, 1_000_000), ({'max_position_embeddings': 8}, 0, 8)])
+def test_limits_of_the_context_of_an_imported_model(changes, window, context, tmp_path):
+    write_small('mistral', tmp_path / 'model')
+    path = tmp_path / 'model' / 'config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    config = read_models([tmp_path / 'model'], 'best').config
+    assert (config.model.window, config.data.context) == (window, context)
+    recipe = configs.base.get_config()
+    recipe.update(task='language_model', eval={'metric': 'loss'}, data={'context': 64, 'packing': config.data.packing})
+    assert read_huggingface(tmp_path / 'model', recipe=recipe).config.model.window == 8
+
+
 @pytest.mark.parametrize('format', ['ctranslate2', 'huggingface'])
 def test_a_run_with_edits_is_exported_only_in_our_own_format(format, tmp_path):
     (tmp_path / 'run').mkdir()

@@ -40,13 +40,19 @@ def test_a_second_run_on_one_directory_is_refused(copy, cache):
 
 
 def test_an_error_while_a_run_is_opened_unlocks_its_directory(copy, cache):
-    content = (copy / 'config.json').read_text()
-    (copy / 'config.json').write_text('{')
-    with pytest.raises(UserError, match='config.json') as error:  # keeps the traceback, as a notebook does
-        RunDirectory(str(copy), tiny_config(cache))
-    (copy / 'config.json').write_text(content)
+    changed = tiny_config(cache)
+    changed.model.d_model *= 2
+    with pytest.raises(UserError, match='model.d_model') as error:  # keeps the traceback, as a notebook does
+        RunDirectory(str(copy), changed, asked=['model.d_model'])
     with RunDirectory(str(copy), tiny_config(cache)) as directory:
         assert directory.resumed and error.tb is not None
+
+
+def test_a_folder_of_another_program_gets_no_lock(tmp_path):
+    (tmp_path / 'config.json').write_text('{"model_type": "gpt2"}')
+    with pytest.raises(UserError, match='not a run'):
+        RunDirectory(str(tmp_path), base.get_config())
+    assert [path.name for path in tmp_path.iterdir()] == ['config.json']
 
 
 class Delayed(Greatest):
