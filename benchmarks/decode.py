@@ -16,7 +16,8 @@ processor. Each peer uses the faster number of workers. The peers use the CPU, s
 JAX_PLATFORMS=cpu, or --peers= to measure only this project. The first line describes the processor, with measured rates
 of matrix products. The lines of the systems contain 'bleu', and the lines with the ratio contain 'same_translations'.
 CTranslate2 uses a different length penalty and stops earlier, so some of its translations differ from the translations
-of this project.
+of this project. With --single, the first 100 sentences are translated one by one, as for a person who waits. Each peer
+then uses the faster number of threads.
 
 In the workload gpt2, a language model of the size of the smallest GPT-2 continues prompts of random tokens with greedy
 search. Each continuation has 128 tokens. The batches have 1 or 16 prompts of 16 or 256 tokens. The default peers are
@@ -45,6 +46,7 @@ WORKERS = {'ctranslate2': 1, 'ctranslate2.workers': CORES}
 TYPES = {f'ctranslate2.{compute_type}': compute_type for compute_type in ('float32', 'bfloat16', 'int8')}
 RUNS = 'demo', 'multi30k'  # workloads with a trained run
 PRODUCTS = (64, 256, 1024), (160, 256, 4000), (2048, 512, 2048)  # (n, d, f) of measured products [n, d] x [d, f]
+WAITING = 100  # number of sentences that are translated one by one
 WORKLOAD = flags.DEFINE_enum('workload', 'tiny', [*WORKLOADS, *RUNS, 'gpt2'],
                              'The sizes of the model and the batch.')
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run of the workload demo or multi30k.')
@@ -52,6 +54,7 @@ CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'The checkpoint of the ru
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of tiny and base.')
 PRECISION = flags.DEFINE_enum('matmul_precision', 'default', ['default', 'bfloat16'],
                               'The precision of this project\'s products, as in decode.py.')
+SINGLE = flags.DEFINE_bool('single', False, f'Translate the first {WAITING} sentences of demo or multi30k one by one.')
 TURNS = flags.DEFINE_integer('turns', 7, 'Timed searches per system.', lower_bound=1)
 PEERS = flags.DEFINE_list('peers', None, f'Other systems to time. tiny and base: {", ".join(WORKERS)}. '
                           f'demo and multi30k: {", ".join(TYPES)}. gpt2: the same, and transformers.')
@@ -62,10 +65,9 @@ def main() -> None:
         raise UserError(f'--dtype does not apply to --workload={WORKLOAD.value}. Remove --dtype')
     if WORKLOAD.value in RUNS:
         return real_sentences()
-    if WORKDIR.value:
-        raise UserError(f'--workdir does not apply to --workload={WORKLOAD.value}. Use --workload=demo or multi30k')
-    if CHECKPOINT.present:
-        raise UserError(f'--checkpoint does not apply to --workload={WORKLOAD.value}. Use --workload=demo or multi30k')
+    for flag in ('workdir', 'checkpoint', 'single'):
+        if flags.FLAGS[flag].present:
+            raise UserError(f'--{flag} does not apply to --workload={WORKLOAD.value}. Use --workload=demo or multi30k')
     if WORKLOAD.value == 'gpt2':
         return random_continuations()
     peers = PEERS.value or []
@@ -103,23 +105,25 @@ def real_sentences() -> None:
     check_run(workdir, run.config, peers)
     check_precision(PRECISION.value, run.config.model.dtype)
     describe_processor()
-    sources, references = map(list, zip(*run.data().pairs('test'), strict=True))
+    pairs = run.data().pairs('test')
+    sources, references = map(list, zip(*(pairs[:WAITING] if SINGLE.value else pairs), strict=True))
     for search in {'method': 'greedy', 'beam': 1, 'alpha': 0.0}, {
             'method': 'beam', 'beam': run.options.beam, 'alpha': run.options.alpha}:
         with contextlib.ExitStack() as stack:
-            systems = [System('allyouneed', 'benchmarks.sentences:ready_run',
-                              (str(workdir), CHECKPOINT.value, PRECISION.value, sources, search, bool(peers)))]
+            systems = [System('allyouneed', 'benchmarks.sentences:ready_run', (
+                str(workdir), CHECKPOINT.value, PRECISION.value, sources, search, SINGLE.value, bool(peers)))]
             if peers:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 write_ctranslate2(read_model(workdir, CHECKPOINT.value), Path(folder))
                 systems += [System(peer, 'benchmarks.sentences:ready_ctranslate2',
-                                   (folder, sources, search, TYPES[peer])) for peer in peers]
+                                   (folder, sources, search, SINGLE.value, TYPES[peer])) for peer in peers]
             timed = in_turns(systems, TURNS.value)
         tokenizer = run.model.tokenizers['target']
         tokens = sum(len(tokenizer.encode(text)) + 1 for text in timed['allyouneed'].answer)
         language = run.config.data.target_lang
-        report_turns({name: with_bleu(system, references, language) for name, system in timed.items()}, tokens,
-                     {'benchmark': 'decode', 'workload': WORKLOAD.value, 'sentences': len(sources), **search})
+        report_turns({name: with_bleu(system, references, language) for name, system in timed.items()}, tokens, {
+            'benchmark': 'decode', 'workload': WORKLOAD.value, 'sentences': len(sources), 'single': SINGLE.value,
+            **search})
 
 
 def random_continuations() -> None:

@@ -57,6 +57,7 @@ def lines(name, *arguments):
     ('decode', ['--workload=demo', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
     ('decode', ['--workload=gpt2', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
     ('decode', ['--workload=gpt2', '--workdir=runs/demo'], 'error: --workdir does not apply to --workload=gpt2. Use '),
+    ('decode', ['--single'], 'error: --single does not apply to --workload=tiny. Use --workload=demo or multi30k'),
     ('decode', ['--workload=gpt2', '--dtype=bfloat16'], 'error: --dtype does not apply to --workload=gpt2. Remove'),
     ('decode', ['--workload=demo', '--dtype=float32'], 'error: --dtype does not apply to --workload=demo. Remove'),
     ('checkpoints', ['--folder=~nobody_of_this_name'], 'error: ~nobody_of_this_name: '),
@@ -98,7 +99,7 @@ def test_runs_whose_sentences_cannot_be_translated_are_refused():
 def test_a_run_on_a_gpu_is_not_compared_with_peers_on_the_cpu(monkeypatch):
     monkeypatch.setattr(jax, 'devices', lambda: [types.SimpleNamespace(platform='gpu', device_kind='H100')])
     with pytest.raises(UserError, match='--peers: the peers use the CPU, but JAX uses H100. Set JAX_PLATFORMS=cpu'):
-        ready_run('runs/none', 'best', 'default', ['one'], {}, beside_peers=True)
+        ready_run('runs/none', 'best', 'default', ['one'], {}, single=False, beside_peers=True)
 
 
 @pytest.mark.slow
@@ -145,9 +146,11 @@ def test_ratios_are_of_turns(capsys):
 
 @pytest.mark.slow
 @pytest.mark.interchange
-def test_real_sentences(run):
+@pytest.mark.parametrize('arguments', [[], ['--single', '--matmul_precision=bfloat16']])
+def test_real_sentences(run, arguments):
     pytest.importorskip('ctranslate2', reason='needs the benchmark extra')
-    machine, *found = lines('decode', '--workload=demo', f'--workdir={run[0]}', '--turns=1', '--peers=ctranslate2.int8')
+    machine, *found = lines('decode', '--workload=demo', f'--workdir={run[0]}', '--turns=1', '--peers=ctranslate2.int8',
+                            *arguments)
     assert machine['gflops'].keys() == {'float32', 'bfloat16'}
     assert [line.get('system') for line in found] == 2 * ['allyouneed', 'ctranslate2.int8', None]
     for ours, theirs, ratio in zip(found[::3], found[1::3], found[2::3], strict=True):
