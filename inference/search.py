@@ -19,6 +19,7 @@ continues with only the sentences that are still open (not finished).
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -302,7 +303,7 @@ class Beam:
       alpha: the exponent of the length penalty: the score is log-probability / length_penalty.
       n_best: the number of hypotheses to return.
       patience: the search for a sentence also stops when round(beam * patience) of its hypotheses, and at least one,
-        have ended. So it may find fewer than n_best. With 0, this condition is not used.
+        have ended. Halves are rounded up. So it may find fewer than n_best. With 0, this condition is not used.
       cut: if true, a hypothesis that reaches its limit stops without an end token. If false, its last token is forced
         to be the end token.
     """
@@ -341,7 +342,7 @@ class Beam:
             attainable = best_alive / length_penalty(state.step + 1, self.alpha)
         is_open = (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
         if self.patience:
-            is_open &= state.ended_count < max(1, round(self.beam * self.patience))
+            is_open &= state.ended_count < max(1, math.floor(self.beam * self.patience + 0.5))
         return is_open
 
     def step(self, decode_step: DecodeStep, state: BeamState, follow: Follow | None = None) -> BeamState:
