@@ -22,7 +22,7 @@ then uses the faster number of threads.
 In the workload gpt2, a language model of the size of the smallest GPT-2 continues prompts of random tokens with greedy
 search. Each continuation has 128 tokens. The batches have 1 or 16 prompts of 16 or 256 tokens. The default peers are
 CTranslate2's Generator with each computation type. The further peer `transformers` computes in float32. It needs
-python -m pip install -e '.[benchmark,interchange]' transformers.
+python -m pip install -e '.[benchmark]' transformers.
 
 Use a machine without other work, and compare only figures of the same run.
 """
@@ -128,7 +128,7 @@ def real_sentences() -> None:
 
 def random_continuations() -> None:
     """Times the continuation of random prompts by a language model: one prompt, and then a batch of prompts."""
-    peers = chosen_peers({**dict.fromkeys(TYPES, 'ctranslate2'), 'transformers': 'transformers'})
+    peers = chosen_peers({**dict.fromkeys(TYPES, 'ctranslate2'), 'transformers': 'torch transformers'})
     from benchmarks.continuations import BATCHES, NEW, random_model, random_prompts
     from interchange.huggingface import write_huggingface
     from interchange.to_ctranslate2 import write_ctranslate2

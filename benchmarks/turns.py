@@ -164,7 +164,7 @@ def fastest(calls: Mapping[Any, Callable[[], Any]]) -> Any:
 
 
 def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) -> None:
-    """Checks the flag --peers. `libraries` is {peer: the library that this peer needs}.
+    """Checks the flag --peers. `libraries` is {peer: the names of the libraries that it needs}.
 
     Raises:
       UserError: if a peer is unknown or a duplicate, its library is not installed, or the dtype is not float32.
@@ -174,8 +174,10 @@ def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) 
             raise UserError(f'--peers={peer}: unknown peer. Use {", ".join(libraries)}')
         if peers.count(peer) > 1:
             raise UserError(f'--peers contains {peer} twice. Remove the duplicate')
-        if importlib.util.find_spec(libraries[peer]) is None:
-            raise UserError(f"--peers={peer} needs {libraries[peer]}. Run python -m pip install -e '.[benchmark]'")
+        for library in libraries[peer].split():
+            if importlib.util.find_spec(library) is None:
+                more = ' transformers' if 'transformers' in libraries[peer] else ''
+                raise UserError(f"--peers={peer} needs {library}. Run python -m pip install -e '.[benchmark]'{more}")
         if dtype != 'float32':
             raise UserError(f'--dtype={dtype}: peers compute in float32. Remove --dtype or --peers')
 

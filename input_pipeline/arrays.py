@@ -162,8 +162,8 @@ class ArrayData:
             return examples
         self._require_like_training(examples)
         examples = examples._replace(inputs=self.form.prepare(examples.inputs, f'{examples.where}: inputs'))
-        # Without groups, a hash puts equal examples into the same split.
-        if not self.parts.is_part(split) or self.parts.last or examples.groups is not None:
+        # Without groups, a hash puts equal examples into the same split. But images may be equal only after scaling.
+        if not self.parts.is_part(split) or self.parts.last or examples.groups is not None or examples.resized:
             train = self._split('train')
             inputs, known = recorded(examples.inputs), recorded(train.inputs)
             if inputs.dtype != known.dtype:  # equal numbers have the same bytes only in the same dtype

@@ -127,7 +127,7 @@ def refusals(model: ConfigDict) -> list[str]:
         refused.append(f'model.d_model={model.d_model}: Llama needs a multiple of num_heads={model.num_heads}')
     if model.window and (model.attention_bias == 'all' or model.feed_forward_bias):
         refused.append(f'model.window={model.window}: only Mistral and Qwen2 have a window. Mistral has no biases, and '
-                       'Qwen2 needs attention_bias=qkv')
+                       'only imported models are exported as Qwen2')
     if model.attention_bias == 'qkv' and (model.feed_forward_bias or d_k * model.num_heads != model.d_model):
         refused.append('model.attention_bias=qkv: only Qwen2 supports this value, and Qwen2 does not support '
                        'feed_forward_bias and d_k')

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import threading
 from typing import Any
 
@@ -102,7 +103,7 @@ def beam_alone(after, limit, options, cut):
         reachable = best / penalty(limit if options.alpha >= 0 else step + 1, options.alpha)
         if not alive or len(ended) >= options.n_best and ended[options.n_best - 1][0] >= reachable:
             break
-        if options.patience and count >= max(1, options.beam * options.patience - 0.5):
+        if options.patience and count >= max(1, math.floor(options.beam * options.patience + 0.5)):
             break
         log_probs = np.asarray(jax.nn.log_softmax(after([tokens for _, tokens in alive])), np.float64)
         allowed = [EOS] if step == limit - 1 and not cut else [each for each in range(SIZE) if each not in FORBIDDEN]

@@ -102,7 +102,7 @@ def plain_beam(sentence, beam, alpha, patience):
         extended = [(*words, token) for words in alive for token in ([EOS] if step == LENGTH - 1 else [*WORDS, EOS])]
         best = sorted(extended, key=lambda tokens: -teacher_forced(sentence, tokens))[:beam]
         alive, ended = [each for each in best if each[-1] != EOS], ended + [each for each in best if each[-1] == EOS]
-        if len(ended) >= beam * patience - 0.5:
+        if len(ended) > beam * patience - 0.5:
             break
     return max(ended, key=lambda tokens: teacher_forced(sentence, tokens) / length_penalty(len(tokens), alpha))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, TiffImagePlugin
 
+from input_pipeline import splits
 from input_pipeline.array_files import read_inputs
 from input_pipeline.arrays import open_arrays
 from input_pipeline.input_format import InputFormat
@@ -132,6 +133,16 @@ def test_the_splits_do_not_depend_on_the_size_of_the_images(tmp_path):
         return [set(data.inputs(split)[:, 0, 0, 0].tolist()) for split in ('validation', 'test')]
 
     assert held_out(0) == held_out(3) == held_out(12) and all(held_out(0))
+
+
+def test_images_of_two_splits_that_are_equal_after_scaling_are_logged(tmp_path, caplog):
+    splits.warn.cache_clear()
+    for number in range(60):
+        image = np.random.default_rng(number).integers(0, 256, (8, 12, 3)).astype(np.uint8)
+        save_image(tmp_path / 'a' / f'{number}.png', image)
+        save_image(tmp_path / 'b' / f'{number}.png', image[:, 2:10])
+    open_arrays(options(dir=str(tmp_path), image_size=8), labelled=True).inputs('validation')
+    assert re.search(r'\(validation, .*\): \d+ of \d+ examples are also in the training data', caplog.text)
 
 
 @pytest.mark.parametrize('write, message', [

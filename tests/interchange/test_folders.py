@@ -90,8 +90,11 @@ def test_limits_of_the_context_of_an_imported_model(changes, window, context, tm
     config = read_models([tmp_path / 'model'], 'best').config
     assert (config.model.window, config.data.context) == (window, context)
     recipe = configs.base.get_config()
-    recipe.update(task='language_model', eval={'metric': 'loss'}, data={'context': 64, 'packing': config.data.packing})
-    assert read_huggingface(tmp_path / 'model', recipe=recipe).config.model.window == 8
+    for longer_or_shorter in 64, 6:
+        recipe.update(task='language_model', eval={'metric': 'loss'},
+                      data={'context': longer_or_shorter, 'packing': config.data.packing})
+        expected = 8 if longer_or_shorter == 64 else window
+        assert read_huggingface(tmp_path / 'model', recipe=recipe).config.model.window == expected
 
 
 @pytest.mark.parametrize('format', ['ctranslate2', 'huggingface'])
