@@ -22,7 +22,7 @@ FIRST_CHARACTER = 0x20000  # each token of the vocabulary is a character of Unic
 SPECIAL_TOKENS = 4  # padding, start, end and unknown
 
 
-def random_model(sizes: Mapping[str, int]) -> Any:
+def random_model(sizes: Mapping[str, Any]) -> Any:
     """Returns a language model with random parameters, as a TrainedModel.
 
     Args:
@@ -53,7 +53,7 @@ def random_prompts(count: int, length: int, vocab_size: int = 50_257) -> list[li
     return np.random.default_rng(0).integers(SPECIAL_TOKENS, vocab_size, (count, length)).tolist()
 
 
-def ready_ours(sizes: Mapping[str, int], precision: str, prompts: list[list[int]], new: int,
+def ready_ours(sizes: Mapping[str, Any], precision: str, prompts: list[list[int]], new: int,
                beside_peers: bool) -> Ready:
     """Prepares this project's greedy search. `benchmarks.sentences.ready_run` explains the errors."""
     from benchmarks.measure import peak_memory
