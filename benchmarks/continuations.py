@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.turns import CORES, Ready, fastest
+from benchmarks.workloads import EOS, PAD, UNK
 
 BATCHES = (1, 16), (1, 256), (16, 16), (16, 256)  # (number of prompts, number of tokens of each prompt)
 NEW = 128  # number of new tokens of each prompt
 TRIAL = 16  # number of new tokens with which the faster setting of CTranslate2 is found
 FIRST_CHARACTER = 0x20000  # each token of the vocabulary is a character of Unicode's plane of rare ideographs
-SPECIAL_TOKENS = 4  # padding, start, end and unknown
+FIRST_TOKEN = UNK + 1  # the smaller tokens are the special tokens
 
 
 def random_model(sizes: Mapping[str, Any]) -> Any:
@@ -32,14 +33,14 @@ def random_model(sizes: Mapping[str, Any]) -> Any:
     import jax
 
     from configs import base
-    from input_pipeline.tokenizer import EOS, PAD, CharTokenizer
+    from input_pipeline.tokenizer import CharTokenizer
     from interchange import gpt2
     from model.build import build_model
     from run_directory.trained import TrainedModel
 
     fields, config = gpt2.Config(model_type='gpt2', **sizes), base.get_config()
     config.update_from_flattened_dict(gpt2.options(fields))
-    characters = map(chr, range(FIRST_CHARACTER, FIRST_CHARACTER + fields.vocab_size - SPECIAL_TOKENS))
+    characters = map(chr, range(FIRST_CHARACTER, FIRST_CHARACTER + fields.vocab_size - FIRST_TOKEN))
     tokenizer = CharTokenizer(json.dumps({'kind': 'char', 'characters': ''.join(characters)}).encode())
     vocabulary = {'vocab_size': len(tokenizer)}
     module = build_model(config.model, **vocabulary, pad=PAD)
@@ -50,7 +51,7 @@ def random_model(sizes: Mapping[str, Any]) -> Any:
 
 def random_prompts(count: int, length: int, vocab_size: int = 50_257) -> list[list[int]]:
     """Returns prompts of random tokens."""
-    return np.random.default_rng(0).integers(SPECIAL_TOKENS, vocab_size, (count, length)).tolist()
+    return np.random.default_rng(0).integers(FIRST_TOKEN, vocab_size, (count, length)).tolist()
 
 
 def ready_ours(sizes: Mapping[str, Any], precision: str, prompts: list[list[int]], new: int,

@@ -127,16 +127,16 @@ def real_sentences() -> None:
 
 
 def random_continuations() -> None:
-    """Times the continuation of random prompts by a language model: one prompt, and then a batch of prompts."""
+    """Times the continuation of random prompts by a language model, for each batch of prompts in BATCHES."""
     peers = chosen_peers({**dict.fromkeys(TYPES, 'ctranslate2'), 'transformers': 'torch transformers'})
     from benchmarks.continuations import BATCHES, NEW, random_model, random_prompts
     from interchange.huggingface import write_huggingface
     from interchange.to_ctranslate2 import write_ctranslate2
 
     describe_processor()
-    with tempfile.TemporaryDirectory() as theirs, tempfile.TemporaryDirectory() as huggingface:
-        if set(peers) & set(TYPES):
-            write_ctranslate2(random_model({}), Path(theirs))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as huggingface:
+        if {*peers} & {*TYPES}:
+            write_ctranslate2(random_model({}), Path(folder))
         if 'transformers' in peers:
             write_huggingface(random_model({}), Path(huggingface))
         for count, length in BATCHES:
@@ -145,7 +145,7 @@ def random_continuations() -> None:
                               ({}, PRECISION.value, prompts, NEW, bool(peers)))]
             systems += [System(peer, 'benchmarks.continuations:ready_transformers', (huggingface, prompts, NEW))
                         if peer == 'transformers' else
-                        System(peer, 'benchmarks.continuations:ready_ctranslate2', (theirs, prompts, NEW, TYPES[peer]))
+                        System(peer, 'benchmarks.continuations:ready_ctranslate2', (folder, prompts, NEW, TYPES[peer]))
                         for peer in peers]
             report_turns(in_turns(systems, TURNS.value), NEW * count, {
                 'benchmark': 'decode', 'workload': 'gpt2', 'prompts': count, 'prompt_length': length,
@@ -168,16 +168,17 @@ def chosen_peers(libraries: Mapping[str, str]) -> list[str]:
       UserError: if a peer is unknown or a duplicate, if its library is not installed, or if CTranslate2 does not
         support its type on this processor.
     """
-    check_peers([*TYPES] if PEERS.value is None else PEERS.value, libraries, DTYPE.value)
-    if not (PEERS.value is None or set(PEERS.value) & set(TYPES)):
-        return PEERS.value
+    chosen = [*TYPES] if PEERS.value is None else PEERS.value
+    check_peers(chosen, libraries, DTYPE.value)
+    if not {*chosen} & {*TYPES}:
+        return chosen
     ctranslate2: Any = importlib.import_module('ctranslate2')
     supported = ctranslate2.get_supported_compute_types('cpu')
-    unsupported = [peer for peer, compute_type in TYPES.items() if compute_type not in supported]
-    for peer in PEERS.value or []:
-        if peer in unsupported:
-            raise UserError(f'--peers={peer}: on this processor, CTranslate2 does not support {TYPES[peer]}. Remove it')
-    return [peer for peer in TYPES if peer not in unsupported] if PEERS.value is None else PEERS.value
+    unsupported = [peer for peer in chosen if peer in TYPES and TYPES[peer] not in supported]
+    if unsupported and PEERS.value:
+        raise UserError(f'--peers={unsupported[0]}: on this processor, CTranslate2 does not support '
+                        f'{TYPES[unsupported[0]]}. Remove it')
+    return [peer for peer in chosen if peer not in unsupported]
 
 
 if __name__ == '__main__':

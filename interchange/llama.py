@@ -84,7 +84,7 @@ class Qwen2(Llama, kw_only=True):
 
 CONFIGS = {'llama': Llama, 'mistral': Mistral, 'qwen2': Qwen2}
 EMBEDDINGS = ('model.embed_tokens.weight',)
-LONGEST = 1_000_000  # the maximum of data.context. Rotary positions have no limit
+MOST_CONTEXT = 1_000_000  # the maximum of data.context in configs/options.py. Rotary positions have no limit
 COPIES = ('lm_head.weight',)  # if embeddings are tied, the weights may contain these copies of the embedding
 
 
@@ -110,7 +110,7 @@ def options(config: Llama) -> dict[str, Any]:
         'model.position': 'rotary', **_rotary(config), 'model.window': _window(config),
         'model.scale_embeddings': False, 'model.tie_embeddings': config.tie_word_embeddings,
         'model.dropout': 0.0, 'model.attention_dropout': config.attention_dropout,
-        'data.context': min(config.max_position_embeddings, LONGEST),
+        'data.context': min(config.max_position_embeddings, MOST_CONTEXT),
     }
 
 

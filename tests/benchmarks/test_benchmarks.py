@@ -23,6 +23,7 @@ from benchmarks.sentences import ready_run
 from benchmarks.trace import IDLE, costs_of, print_table
 from benchmarks.turns import System, Timed, agreement, check_peers, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS, Search, Workload
+from inference.options import SearchOptions
 from kernels.rates import INSTRUCTIONS, processor, product_rate
 from runtime.errors import UserError
 from training.summary import matmul_flops
@@ -100,6 +101,23 @@ def test_a_run_on_a_gpu_is_not_compared_with_peers_on_the_cpu(monkeypatch):
     monkeypatch.setattr(jax, 'devices', lambda: [types.SimpleNamespace(platform='gpu', device_kind='H100')])
     with pytest.raises(UserError, match='--peers: the peers use the CPU, but JAX uses H100. Set JAX_PLATFORMS=cpu'):
         ready_run('runs/none', 'best', 'default', ['one'], {}, single=False, beside_peers=True)
+
+
+@pytest.mark.parametrize('single, calls', [(False, [['a', 'b']]), (True, [['a'], ['b']])])
+def test_single_sentences_are_separate_calls(single, calls, monkeypatch):
+    found, cached = [], jax.config.values['jax_enable_compilation_cache']
+
+    def translate(texts, options):
+        found.append(texts)
+        return [types.SimpleNamespace(text=text.upper()) for text in texts]
+
+    monkeypatch.setattr('inference.run.load', lambda *_: types.SimpleNamespace(
+        options=SearchOptions(), translate=translate))
+    try:
+        ready = ready_run('run', 'best', 'default', ['a', 'b'], {}, single, beside_peers=False)
+    finally:
+        jax.config.update('jax_enable_compilation_cache', cached)
+    assert (found, ready.answer) == (calls, ['A', 'B'])
 
 
 @pytest.mark.slow
