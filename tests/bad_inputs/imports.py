@@ -81,7 +81,8 @@ ROWS = [
     *((kind, CONFIG, with_values(**{name: WRONG[wrong]}), (CONFIG, name))
       for kind, names in SIZES.items() for name in names for wrong in ('text', 'fraction', 'negative', 'huge')),
     *((kind, CONFIG, with_values(**{name: 10 ** 9}), (CONFIG, '1000000000'))
-      for kind, names in SIZES.items() for name in names),
+      for kind, names in SIZES.items() for name in names
+      if (kind, name) != ('llama', 'max_position_embeddings')),  # rotary positions have no array of this length
     *((kind, CONFIG, content, CONFIG) for kind in SIZES for content in (
         b'', b'{"model_type": ', b'[1]', DEEP, b'{"model_type": "\xff"}', b'{"unused": "\xff"}')),
     *((kind, CONFIG, with_values(model_type=value), 'model_type') for kind in SIZES for value in ('bert', '', 3, None)),
