@@ -16,8 +16,8 @@ processor. Each peer uses the faster number of workers. The peers use the CPU, s
 JAX_PLATFORMS=cpu, or --peers= to measure only this project. The first line describes the processor, with measured rates
 of matrix products. The lines of the systems contain 'bleu', and the lines with the ratio contain 'same_translations'.
 CTranslate2 uses a different length penalty and stops earlier, so some of its translations differ from the translations
-of this project. With --single, the first 100 sentences are translated one by one, as for a person who waits. Each peer
-then uses the faster number of threads.
+of this project. With --patience=1, this project also has CTranslate2's default stopping rule. With --single, the first
+100 sentences are translated one by one, as for a person who waits. Each peer then uses the faster number of threads.
 
 In the workload gpt2, a language model of the size of the smallest GPT-2 continues prompts of random tokens with greedy
 search. Each continuation has 128 tokens. The batches have 1 or 16 prompts of 16 or 256 tokens. The default peers are
@@ -55,6 +55,8 @@ DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type
 PRECISION = flags.DEFINE_enum('matmul_precision', 'default', ['default', 'bfloat16'],
                               'The precision of this project\'s products, as in decode.py.')
 SINGLE = flags.DEFINE_bool('single', False, f'Translate the first {WAITING} sentences of demo or multi30k one by one.')
+PATIENCE = flags.DEFINE_float('patience', None, 'demo and multi30k: all systems stop beam search after beam x patience '
+                              'ended hypotheses. By default, each system has its own rule.', lower_bound=0.1)
 TURNS = flags.DEFINE_integer('turns', 7, 'Timed searches per system.', lower_bound=1)
 PEERS = flags.DEFINE_list('peers', None, f'Other systems to time. tiny and base: {", ".join(WORKERS)}. '
                           f'demo and multi30k: {", ".join(TYPES)}. gpt2: the same, and transformers.')
@@ -65,7 +67,7 @@ def main() -> None:
         raise UserError(f'--dtype does not apply to --workload={WORKLOAD.value}. Remove --dtype')
     if WORKLOAD.value in RUNS:
         return real_sentences()
-    for flag in ('workdir', 'checkpoint', 'single'):
+    for flag in ('workdir', 'checkpoint', 'single', 'patience'):
         if flags.FLAGS[flag].present:
             raise UserError(f'--{flag} does not apply to --workload={WORKLOAD.value}. Use --workload=demo or multi30k')
     if WORKLOAD.value == 'gpt2':
@@ -107,8 +109,9 @@ def real_sentences() -> None:
     describe_processor()
     pairs = run.data().pairs('test')
     sources, references = map(list, zip(*(pairs[:WAITING] if SINGLE.value else pairs), strict=True))
+    rule = {} if PATIENCE.value is None else {'patience': PATIENCE.value}
     for search in {'method': 'greedy', 'beam': 1, 'alpha': 0.0}, {
-            'method': 'beam', 'beam': run.options.beam, 'alpha': run.options.alpha}:
+            'method': 'beam', 'beam': run.options.beam, 'alpha': run.options.alpha, **rule}:
         with contextlib.ExitStack() as stack:
             systems = [System('allyouneed', 'benchmarks.sentences:ready_run', (
                 str(workdir), CHECKPOINT.value, PRECISION.value, sources, search, SINGLE.value, bool(peers)))]

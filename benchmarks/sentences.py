@@ -67,7 +67,8 @@ def ready_ctranslate2(folder: str, sources: list[str], search: Mapping[str, Any]
         parts = ([text] for text in texts) if single else [texts]
         found = [result for part in parts for result in translator.translate_batch(
             encoder.encode(part, out_type=str), max_batch_size=batch, beam_size=search['beam'],
-            length_penalty=search['alpha'], min_decoding_length=0, disable_unk=True)]
+            length_penalty=search['alpha'], patience=search.get('patience', 1), min_decoding_length=0,
+            disable_unk=True)]
         return [decoder.decode(result.hypotheses[0]) for result in found]
 
     translators = {(workers, threads): ctranslate2.Translator(

@@ -59,6 +59,7 @@ def lines(name, *arguments):
     ('decode', ['--workload=gpt2', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
     ('decode', ['--workload=gpt2', '--workdir=runs/demo'], 'error: --workdir does not apply to --workload=gpt2. Use '),
     ('decode', ['--single'], 'error: --single does not apply to --workload=tiny. Use --workload=demo or multi30k'),
+    ('decode', ['--workload=gpt2', '--patience=1'], 'error: --patience does not apply to --workload=gpt2. Use '),
     ('decode', ['--workload=gpt2', '--dtype=bfloat16'], 'error: --dtype does not apply to --workload=gpt2. Remove'),
     ('decode', ['--workload=demo', '--dtype=float32'], 'error: --dtype does not apply to --workload=demo. Remove'),
     ('checkpoints', ['--folder=~nobody_of_this_name'], 'error: ~nobody_of_this_name: '),
@@ -164,13 +165,14 @@ def test_ratios_are_of_turns(capsys):
 
 @pytest.mark.slow
 @pytest.mark.interchange
-@pytest.mark.parametrize('arguments', [[], ['--single', '--matmul_precision=bfloat16']])
+@pytest.mark.parametrize('arguments', [['--patience=2'], ['--single', '--matmul_precision=bfloat16']])
 def test_real_sentences(run, arguments):
     pytest.importorskip('ctranslate2', reason='needs the benchmark extra')
     machine, *found = lines('decode', '--workload=demo', f'--workdir={run[0]}', '--turns=1', '--peers=ctranslate2.int8',
                             *arguments)
     assert machine['gflops'].keys() == {'float32', 'bfloat16'}
     assert [line.get('system') for line in found] == 2 * ['allyouneed', 'ctranslate2.int8', None]
+    assert [line.get('patience') for line in found] == [None] * 3 + [2.0 if '--patience=2' in arguments else None] * 3
     for ours, theirs, ratio in zip(found[::3], found[1::3], found[2::3], strict=True):
         assert min(ours['bleu'], theirs['bleu'], ratio['same_translations']) >= 0 and ratio['ratio'] > 0
 
