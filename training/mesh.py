@@ -15,7 +15,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from flax.linen.spmd import logical_to_mesh_sharding
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
@@ -49,8 +51,30 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
     """
     devices = devices or jax.devices()
     sizes = mesh_sizes(config, len(devices), f'there are {len(devices)} devices ({devices[0].device_kind})')
-    # jax.make_mesh makes Explicit axes by default, and look-ups in a table of embeddings fail on Explicit axes.
-    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    shape = tuple(sizes.values())
+    # JAX makes Explicit axes by default, and look-ups in a table of embeddings fail on Explicit axes.
+    types = (AxisType.Auto,) * len(AXES)
+    if config.get('mode') == 'pmap':  # pmap needs the devices of a process to be neighbours
+        by_process = sorted(devices, key=lambda device: (device.process_index, device.id))
+        return Mesh(np.reshape(by_process, shape), AXES, axis_types=types)
+    slices = len({getattr(device, 'slice_index', 0) for device in devices})
+    if slices == 1:
+        return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+    return Mesh(_over_slices(devices, shape, slices), AXES, axis_types=types)
+
+
+def _over_slices(devices: Devices, shape: tuple[int, ...], slices: int) -> np.ndarray:
+    """Returns the devices of several TPU slices, or of several machines with GPUs, in the shape of the mesh.
+
+    The network between slices is slower than the network within a slice. So the first possible axis of the mesh
+    connects the slices, and the other axes stay within a slice.
+    """
+    axis = next((axis for axis, size in enumerate(shape) if size % slices == 0), None)
+    if axis is None:
+        return np.reshape(sorted(devices, key=lambda device: (device.slice_index, device.id)), shape)
+    between = tuple(slices if other == axis else 1 for other in range(len(shape)))
+    within = tuple(size // count for size, count in zip(shape, between, strict=True))
+    return mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
 
 
 def mesh_sizes(config: ConfigDict | Mapping[str, Any], count: int, available: str) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """However the work is spread over eight devices, the same comes out. For many processes see tests/launch."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -17,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from benchmarks.modes import ROUNDING, Mode, compare, compiled, modes, ragged_batch, train
 from configs import base
+from configs.options import AXES
 from model.blocks import BlockConfig
 from model.build import MODELS, build_model
 from model.transformer import Transformer
@@ -213,6 +215,48 @@ def test_a_language_model_trained_by_pmap_on_one_device_writes_samples(cache, tm
         *(f'--config.{name}={value}' for name, value in options.items())], cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, 'XLA_FLAGS': ''}, check=False)
     assert ended.returncode == 0 and 'validation_loss' in ended.stderr, ended.stderr[-2000:]
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeDevice:
+    """A device of another machine, with the attributes that JAX reads."""
+    id: int
+    device_kind: str = 'NVIDIA H100'
+    platform: str = 'gpu'
+    process_index: int = 0
+    slice_index: int = 0
+    coords: tuple[int, ...] = ()
+    core_on_chip: int = 0
+
+
+@pytest.mark.parametrize('sizes, across', [
+    ((-1, 1, 1), [[0] * 4 + [1] * 4]), ((2, 4, 1), [[0, 1]] * 4), ((2, 2, 2), [[0, 1]] * 4),
+    ((1, -1, 1), [[0] * 4 + [1] * 4]), ((1, 1, 8), [[0] * 4 + [1] * 4])])
+def test_the_first_axis_connects_slices(sizes, across):
+    """Each machine with GPUs is a slice."""
+    devices = [FakeDevice(number, process_index=number // 4, slice_index=number // 4) for number in range(8)]
+    mesh = make_mesh(dict(zip(AXES, sizes, strict=True)), devices)
+    axis = next(axis for axis in range(3) if mesh.devices.shape[axis] > 1)
+    lines = np.moveaxis(mesh.devices, axis, -1).reshape(-1, mesh.devices.shape[axis])
+    assert [[device.slice_index for device in line] for line in lines] == across
+    assert len({device.id for device in mesh.devices.flat}) == 8
+
+
+def test_slices_that_divide_no_axis_make_a_mesh():
+    devices = [FakeDevice(number, slice_index=number // 2) for number in range(12)]
+    mesh = make_mesh({'data': 3, 'fsdp': 2, 'tensor': 2}, devices)
+    assert [device.id for device in mesh.devices.flat] == [*range(12)]
+
+
+def test_pmap_has_the_devices_of_a_process_side_by_side():
+    """JAX arranges the 16 chips of four TPU machines in a ring, and then its pmap refuses the mesh."""
+    chips = [(x, y, 0) for y in range(4) for x in range(4)]
+    devices = [FakeDevice(number, 'TPU v5 lite', 'tpu', process_index=x // 2 + 2 * (y // 2), coords=(x, y, z))
+               for number, (x, y, z) in enumerate(chips)]
+    mesh = make_mesh({'mode': 'pmap', 'data': -1, 'fsdp': 1, 'tensor': 1}, devices)
+    assert [device.process_index for device in mesh.devices.flat] == sorted(4 * [0, 1, 2, 3])
+    ring = make_mesh({'mode': 'jit', 'data': -1, 'fsdp': 1, 'tensor': 1}, devices)
+    assert [device.id for device in ring.devices.flat] != [device.id for device in mesh.devices.flat]
 
 
 @pytest.mark.parametrize('sizes, message', [
