@@ -171,7 +171,7 @@ class Generator(SearchModel):
                 yield batch
 
         began, compiled_before = time.perf_counter(), compile_time.seconds
-        sums = jax.block_until_ready(evaluate(step, self.params, batches()))
+        sums = evaluate(step, self.params, batches())
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         samples = [output.text for output in self.generate([self.opening(config.data)] * SAMPLES, options)]
         scores = text_scores(-float(sums.others['nll']), int(sums.tokens), plan.characters, plan.bytes)

@@ -12,6 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key
 
 from model import Params
@@ -74,6 +75,9 @@ def eval_step(params: Params, batch: Batch, *, objective: Objective, apply: Appl
 
 
 def evaluate(step: Callable[[Params, Batch], Sums], params: Params, batches: Iterable[Batch]) -> Sums:
-    """Returns the sums over all `batches`. `step` is a compiled eval_step."""
-    return functools.reduce(lambda total, new: jax.tree.map(jnp.add, total, new),
-                            (step(params, batch) for batch in batches))
+    """Returns the sums over all `batches`, in float64. `step` is a compiled eval_step.
+
+    In float32, a count of more than 2^24 targets would be rounded after each batch, often in the same direction.
+    """
+    sums = (jax.tree.map(np.float64, jax.device_get(step(params, batch))) for batch in batches)
+    return functools.reduce(lambda total, new: jax.tree.map(np.add, total, new), sums)

@@ -92,7 +92,9 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
     if axis_name is not None:
         total = jax.lax.psum(total, axis_name)
     gradients, sums = total
-    gradients = jax.tree.map(lambda g: g / sums.tokens, place(gradients))
+    # A batch may have no targets: for example, the last window of a text, if it reads only an end token.
+    targets = jnp.where(sums.tokens > 0, sums.tokens, 1)
+    gradients = jax.tree.map(lambda g: g / targets, place(gradients))
     finite = jnp.isfinite(sums.loss) & jnp.isfinite(optax.tree.norm(gradients))
 
     def update(params, opt_state):

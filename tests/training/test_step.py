@@ -9,8 +9,8 @@ import pytest
 
 from input_pipeline.batches import Batch
 from model.blocks import BlockConfig
-from model.evaluation import eval_step, forward, supervised
-from model.losses import cross_entropy, squared_error
+from model.evaluation import eval_step, evaluate, forward, supervised
+from model.losses import Sums, cross_entropy, squared_error
 from model.transformer import Transformer
 from training.optimizer import make_optimizer, make_schedule
 from training.step import init_state, train_step
@@ -110,6 +110,21 @@ def test_an_update_that_is_not_finite_is_left_out(options, bad):
     assert good_sums.skipped == 0 and after_good.step == 1 and good_sums.tokens > 0
     assert sums.skipped == 1 and after.step == 1 and sums.tokens == sums.loss == 0
     jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (state.params, state.opt_state))
+
+
+def test_a_batch_without_targets_has_no_gradient(state):
+    """The last window of a text may have no target. This is no error."""
+    batch = ragged_batch()
+    after, sums = jax.jit(step())(state, batch | {'weights': jnp.zeros_like(batch['weights'])})
+    assert sums.skipped == sums.tokens == 0 and after.step == 1
+    jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
+
+
+def test_counts_above_two_to_the_24_are_exact():
+    """In float32, each of these additions would be rounded up."""
+    batches = [Sums(jnp.float32(2.5), jnp.float32(count), {}) for count in (2 ** 24, *[255] * 1000)]
+    sums = evaluate(lambda _, batch: batch, {}, batches)
+    assert (sums.tokens, sums.loss) == (2 ** 24 + 255_000, 2.5 * 1001)
 
 
 @pytest.mark.parametrize('weight_decay', [0.0, 0.3])
