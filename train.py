@@ -2,8 +2,9 @@
 
     python train.py --config=configs/demo.py --workdir=runs/demo --config.model.num_layers=3
 
-After an interruption, run the same command again. Training resumes where it stopped. On the same machine, the final
-parameters are the same, bit for bit, as without the interruption.
+After an interruption, run the same command again. Training resumes where it stopped. On the same machine, without a
+GPU, the final parameters are the same, bit for bit, as without the interruption (docs/distributed.md, Stopping and
+resuming).
 
 Exit status: 0 if training is finished. 2 after an error, with an explanation on stderr. 75 (EX_TEMPFAIL) if training
 has saved and stopped because of SIGTERM or SIGINT. In this case, run the same command again. 130 or 143 if a second
