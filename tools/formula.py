@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
@@ -68,30 +69,33 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     # Losses of two passes compute all logits at a time.
     count = 1 if passes > 1 else tiles(batch[0] // config.train.accumulate, batch[1], vocabulary, devices)[0]
     table = vocabulary * width / tensor
-    per_layer = 2 * tokens * (STREAM * width + INNER * inner + 3 * scores)
+    size = jnp.dtype(model.dtype).itemsize  # of an activation, in bytes
+    per_layer = size * tokens * (STREAM * width + INNER * inner + 3 * scores)
     traffic = (MOMENTS * held + config.train.accumulate * (
-        WEIGHTS * used + 4 * tokens * vocabulary / tensor + layers * per_layer))
+        WEIGHTS * used + 2 * size * tokens * vocabulary / tensor + layers * per_layer))
     per_block = KEPT_STREAM * width + KEPT_INNER * inner + 4 * scores
     if not model.remat:
-        kept = 2 * tokens * layers * per_block
+        kept = size * tokens * layers * per_block
     elif model.remat_keep == 'products':
-        kept = 2 * tokens * (layers * (KEPT_PRODUCTS * width + inner) + per_block)
+        kept = size * tokens * (layers * (KEPT_PRODUCTS * width + inner) + per_block)
     else:
-        kept = 2 * tokens * (layers * width + per_block)
-    logits = 2 * tokens * vocabulary / tensor  # the gradient of the logits
-    temporaries = kept + 2 * used + logits + 4 * tokens / count * vocabulary / tensor
+        kept = size * tokens * (layers * width + per_block)
+    logits = size * tokens * vocabulary / tensor  # the gradient of the logits
+    cast = size * used if size < 4 else 0
+    temporaries = kept + cast + logits + 4 * tokens / count * vocabulary / tensor
     return Figures(recipe.flops / devices, traffic, 0.0, 4 * state, temporaries, 4 * state + temporaries,
-                   tuple(_collectives(mesh, used, table, layers * tokens * width * config.train.accumulate)))
+                   tuple(_collectives(mesh, used, table, layers * tokens * width * config.train.accumulate, size)))
 
 
-def _collectives(mesh: Mapping[str, int], used: float, table: float, activations: float) -> Iterator[Collective]:
+def _collectives(mesh: Mapping[str, int], used: float, table: float, activations: float,
+                 size: int) -> Iterator[Collective]:
     rows = '+'.join(axis for axis in ('data', 'fsdp') if mesh[axis] > 1)
-    if rows:  # gradients, in bfloat16 except for the table of the embeddings
-        yield Collective('all-reduce', rows, mesh['data'] * mesh['fsdp'], 2 * (used - table) + 8 * table, 1)
+    if rows:  # gradients, in the dtype of the activations, and in float32 for the table of the embeddings
+        yield Collective('all-reduce', rows, mesh['data'] * mesh['fsdp'], size * (used - table) + 8 * table, 1)
     if mesh['fsdp'] > 1:  # parameters
         yield Collective('all-gather', 'fsdp', mesh['fsdp'], 4 * used, 1)
     if mesh['tensor'] > 1:  # after each attention and feed-forward sublayer, forward and backward
-        yield Collective('all-reduce', 'tensor', mesh['tensor'], 2 * 5 * activations, 1)
+        yield Collective('all-reduce', 'tensor', mesh['tensor'], size * 5 * activations, 1)
 
 
 def candidates(topology: Topology, config: ConfigDict) -> Iterator[ConfigDict]:

@@ -15,7 +15,7 @@ import pytest
 
 import inference
 from configs import base
-from input_pipeline.data import open_data
+from input_pipeline.data import Data, open_data
 from input_pipeline.documents import open_documents
 from run_directory import workdir as run_directory
 from run_directory.records import read_config
@@ -273,7 +273,7 @@ def test_files_of_the_test_split_change_held_out_validation_data_only_in_a_singl
     (tmp_path / 'data' / 'fingerprints.json').write_text(json.dumps(
         {'validation': open_documents(options).fingerprint('validation')}))
     (tmp_path / 'test.txt').write_text('five\n')
-    data = mock.Mock(fingerprint=open_documents(options).fingerprint)
+    data = mock.Mock(Data, fingerprint=open_documents(options).fingerprint)
     assert run_directory.changed_data(tmp_path, data, ['validation']) == changed
 
 
@@ -306,5 +306,5 @@ def test_the_data_of_a_renamed_folder_is_unchanged(tmp_path, cache):
 def test_files_that_are_no_longer_read_are_named(saved, current, message, tmp_path):
     (tmp_path / 'data').mkdir()
     (tmp_path / 'data' / 'fingerprints.json').write_text(json.dumps({'train': {'files': [*saved.items()]}}))
-    data = mock.Mock(fingerprint=lambda split: {'files': [*current.items()]})
+    data = mock.Mock(Data, fingerprint=lambda split: {'files': [*current.items()]})
     assert run_directory.changed_data(tmp_path, data, ['train']) == [message]

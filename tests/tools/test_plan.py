@@ -159,6 +159,15 @@ def test_arithmetic_and_memory_are_those_of_the_model():
     assert not figures.collectives
 
 
+def test_activations_of_float32_take_twice_the_bytes_of_bfloat16(monkeypatch):
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    whole, half = (estimate(Recipe(small(model__dtype=dtype, batch__tokens=2 ** 20)), {**ONE, 'tensor': 2})
+                   for dtype in ('float32', 'bfloat16'))
+    assert 1.7 * half.temporaries < whole.temporaries < 2 * half.temporaries
+    assert 1.7 * half.traffic < whole.traffic < 2 * half.traffic
+    assert whole.collectives[0].bytes == 2 * half.collectives[0].bytes and whole.arguments == half.arguments
+
+
 def test_the_layers_of_the_decoder_count(monkeypatch):
     monkeypatch.setattr(Recipe, 'flops', 1)
 

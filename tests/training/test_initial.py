@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict
 
 import inference
 from configs import demo, stdlib_lm
+from input_pipeline.data import Data
 from input_pipeline.tokenizer import CharTokenizer
 from run_directory import initial
 from run_directory.initial import read_initial
@@ -153,7 +154,7 @@ def test_a_forecaster_keeps_its_head_with_another_horizon_but_not_with_other_cha
 
     monkeypatch.setattr(initial, 'read_sizes', lambda path, task: sizes(4, 'a', 'b'))
     for data, differ in (sizes(8, 'a', 'b'), False), (sizes(4, 'a', 'c'), True):
-        assert initial._outputs_differ(Path('run'), 'forecasting', mock.Mock(sizes=data), 'forecasting') == differ
+        assert initial._outputs_differ(Path('run'), 'forecasting', mock.Mock(Data, sizes=data), 'forecasting') == differ
 
 
 @pytest.mark.parametrize('old, new, differ', [
@@ -165,7 +166,7 @@ def test_values_without_names_do_not_change_the_head(old, new, differ, monkeypat
         return SIZES | {'outputs': len(names), 'classes': None, 'targets': names}
 
     monkeypatch.setattr(initial, 'read_sizes', lambda path, task: sizes(old))
-    data = mock.Mock(sizes=sizes(new))
+    data = mock.Mock(Data, sizes=sizes(new))
     assert initial._outputs_differ(Path('run'), 'regression', data, 'regression') == differ
 
 
@@ -176,7 +177,7 @@ def taken(monkeypatch, params, boxed, configs, sizes=({}, {}), tokenizers=({}, {
                         'Checkpoints': checkpoints}.items():
         monkeypatch.setattr(initial, name, lambda *_, value=value, **options: value)
     configs[1].train.init_from = 'parent'
-    return read_initial(configs[1], mock.Mock(sizes=sizes[1], tokenizers=tokenizers[1]), boxed)
+    return read_initial(configs[1], mock.Mock(Data, sizes=sizes[1], tokenizers=tokenizers[1]), boxed)
 
 
 @pytest.mark.parametrize('old, new, sources', [
@@ -224,7 +225,7 @@ def test_a_run_on_images_and_one_on_text_cannot_begin_from_each_other(cache, tmp
     for config, parent in (tiny_config(cache), text), (recipe, images):
         config.train.init_from = str(parent)
         with pytest.raises(UserError, match=f'config.train.init_from={parent}: .* text'):
-            read_initial(config, mock.Mock(), {})
+            read_initial(config, mock.Mock(Data), {})
 
 
 def tune(parent, workdir, *flags):
