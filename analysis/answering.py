@@ -42,6 +42,7 @@ from input_pipeline.data import Data
 from input_pipeline.splits import asked_splits
 from input_pipeline.tokenizer import UNK
 from kernels.product import use_precision, used_precision
+from model.patches import patch_grid
 from run_directory.records import read_config
 from run_directory.trained import run_paths
 from run_directory.workdir import changed_data, is_unchanged
@@ -52,6 +53,7 @@ from runtime.resources import compile_time
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
 NOT_PRINTED = ('classes', 'confusion_matrix', 'by_step')  # only in the file, because they may have thousands of lines
 BETWEEN = '-' * 15  # the line between two continuations
+SHOWN_POSITIONS = 100  # number of positions of a text in the picture of --look=positions
 
 log = logging.getLogger('allyouneed.decode')
 IMPORTED = time.perf_counter()
@@ -80,7 +82,10 @@ def decode(request: Request) -> None:
         check_shown(request, run.model)
     options = search_options(run.config, avoid=avoid, **request.search_of(run))
     if request.pictures and request.look == 'positions':
-        save_figure(positions_figure(), Path(request.pictures) / 'positions.png')
+        length = SHOWN_POSITIONS
+        if isinstance(run.model, Predictor):
+            length, _ = patch_grid(run.model.shape[:-1], run.model.module.patch)
+        save_figure(positions_figure(length, run.config.model.d_model), Path(request.pictures) / 'positions.png')
     steps, page = ', '.join(map(str, run.checkpoint)), None
     if request.explain is not None:
         page = Page(request.explain, f'{run.workdir.resolve().name}, step {steps}', request.explain_count)

@@ -19,6 +19,7 @@ from inference.inspection import list_places
 from inference.run import Run
 from inference.translate import Translator
 from input_pipeline.tokenizer import PAD, SPACE, UNK
+from model.places import argument_of
 from runtime.errors import UserError
 
 INTERVALS = 100  # number of quadrature intervals of integrated gradients; each interval needs two gradients
@@ -196,11 +197,13 @@ class Measure:
 def _explained(module, names, params, inputs, targets, alternative, scales, shifts=None):
     """Returns the log-probability of each target token minus the log-probability of the alternative token.
 
-    The embeddings are multiplied by `scales`, and then `shifts` are added to them. Without an alternative token,
-    nothing is subtracted.
+    The embeddings are multiplied by `scales`, and then `shifts` are added to them. The embeddings of padding are
+    replaced by 0 first, because they are not trained. Without an alternative token, nothing is subtracted.
     """
     def edit_of(name):
         def edited(value, at):
+            tokens = inputs[argument_of(name, 'position', tuple(inputs))]
+            value = jnp.where((tokens == PAD)[..., None], 0, value)
             return scales[:, None, None] * value + (0 if shifts is None else shifts[name])
         return edited if name in names else None
 
@@ -257,10 +260,11 @@ def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
 
 
 def leave_one_out(text: Text, measure: Measure) -> dict[str, Any]:
-    """Returns how much the explained numbers decrease when a token is replaced by padding. No query attends to padding.
+    """Returns how much the explained numbers decrease when a token is replaced by padding with an embedding of 0.
 
-    The positions of the remaining tokens are unchanged. The encoder of RNNsearch skips padding, but its decoder is a
-    recurrent network, which reads the embedding of the padding token in place of a target token.
+    No query attends to padding. The query at the place of a replaced prefix token still predicts the next token, from
+    the embedding 0 instead of the embedding of the token. The positions of the remaining tokens are unchanged. The
+    encoder of RNNsearch skips padding, and its decoder reads the embedding 0.
     """
     tokens = [(name, place) for name in measure.names.values() for place in range(len(text.inputs[name]))]
     rows = []

@@ -39,8 +39,8 @@ LARGEST = 2 ** 16 // STEPS  # the largest weight on the page, because multiples 
 MOST_TOKENS = 256  # maximum number of tokens of a row that are shown
 MOST_BYTES = 64_000_000  # a page of this size is full, because browsers are slow with larger pages
 ALTERNATIVES = 5
-ENCODED = re.compile(r'<0x([0-9A-F]{2})>')  # how tokenizers write a byte
-INVISIBLE = re.compile(r'<U\+([0-9A-F]{4,6})>')  # how tokenizers write an invisible character
+# How tokenizers write a byte, and how they write an invisible character.
+ENCODED = re.compile(rb'<0x([0-9A-F]{2})>|<U\+([0-9A-F]{4,5}|10[0-9A-F]{4})>')
 # Scripts without spaces between words: Thai to Burmese, Khmer, Chinese, Japanese. There, each piece is a word.
 UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]')
 
@@ -218,19 +218,29 @@ def _begins_word(previous: str, piece: str) -> bool:
         return True
     if previous == SPACE:  # the space belongs to this word
         return False
-    if byte := ENCODED.fullmatch(piece):
-        return 0xE3 <= int(byte[1], 16) <= 0xE9  # the first byte of a Chinese or Japanese character
-    if not _spelled([previous]):  # `previous` is a line break or a no-break space
+    text, before = _decoded([piece]), _decoded([previous])
+    if not text.strip():  # a line break or a no-break space belongs to the previous word
+        return False
+    if text[0].isspace() or not before[-1:].strip():
         return True
+    if byte := re.match('<0x(..)>', piece):
+        return 0xE3 <= int(byte[1], 16) <= 0xE9  # the first byte of a Chinese or Japanese character
     return bool(UNSPACED.match(piece)) and not unicodedata.category(piece[0]).startswith('M')
 
 
 def _spelled(pieces: Sequence[str]) -> str:
-    """Returns pieces as text: bytes are decoded together, and spaces at both ends are removed."""
-    text = b''.join(bytes([int(byte[1], 16)]) if (byte := ENCODED.fullmatch(piece))
-                    else chr(int(code[1], 16)).encode() if (code := INVISIBLE.fullmatch(piece))
-                    else piece.replace(SPACE, ' ').encode() for piece in pieces)
-    return text.decode(errors='replace').strip()
+    """Returns pieces as text, without spaces and line breaks at both ends."""
+    return _decoded(pieces).strip()
+
+
+def _decoded(pieces: Sequence[str]) -> str:
+    """Returns pieces as text. Bytes are decoded together."""
+    def content(encoded):
+        byte, code = encoded.groups()
+        return bytes.fromhex(byte.decode()) if byte else chr(int(code, 16)).encode(errors='surrogatepass')
+
+    text = b''.join(ENCODED.sub(content, piece.replace(SPACE, ' ').encode()) for piece in pieces)
+    return text.decode(errors='replace')
 
 
 def _packed(explanation: Explanation) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
@@ -18,8 +17,7 @@ from inference.predict import Predictor
 from inference.predictions import Prediction
 from inference.text import TextModel
 from input_pipeline.input_format import visible_steps
-from model.patches import patch_grid, visible_patches
-from model.positional import sinusoids
+from model.patches import grid_sinusoids, patch_grid, visible_patches
 from runtime.errors import UserError
 from runtime.files import expanded
 
@@ -266,13 +264,15 @@ def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequen
     return _with_fonts(figure)
 
 
-def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
+def positions_figure(length: int | tuple[int, ...] = 100, d_model: int = 100) -> 'Figure':
     """Draws the sinusoidal encoding (Vaswani et al. 2017, section 3.5).
 
-    A row is a position, and a column is a dimension.
+    A row is a position, and a column is a dimension. If `length` is a tuple, the positions are the patches of a grid of
+    this shape, row by row.
     """
+    encoding = grid_sinusoids((length,) if isinstance(length, int) else length, d_model)
     figure, (axes,) = _panels(1, (6, 5))
-    image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1,
+    image = axes.imshow(np.asarray(encoding), cmap='RdBu', vmin=-1, vmax=1, aspect='auto',
                         interpolation='nearest')  # each number is one rectangle, and the file is small
     axes.set(xlabel='dimension', ylabel='position', title='sinusoidal positional encoding')
     figure.colorbar(image, label='value')

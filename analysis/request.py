@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.options import BEAM_METHODS, choices, flatten, is_used
+from configs.options import BEAM_METHODS, choices, decisive, flatten, is_used
 from configs.tasks import TASKS
 from runtime.errors import UserError
 from runtime.files import check_file, check_folder, expanded
@@ -72,8 +72,8 @@ class Request:
     picture_count: int = flag(100, 'The number of lines or examples that have a picture.')
     look: str = flag('', 'The attention to show: KIND[:LAYER[:HEAD]]. KIND is cross, encoder or decoder. LAYER is a '
                      'number from 1; default: the last layer. HEAD is a number from 1, mean or all (the default). '
-                     'encoder:rollout is the attention rollout over all layers. With --look=positions, the positional '
-                     'encoding is drawn instead.')
+                     'encoder:rollout is the attention rollout over all layers. --look=positions draws the sinusoidal '
+                     'positions of the run instead.')
     alignments: str | None = flag(None, 'A file of word alignments, one line for each line of --input, in the Pharaoh '
                                   'format (0-0 1-2). --look=cross:LAYER:HEAD chooses the head.')
     explain: str | None = flag(None, 'The file for an HTML page that shows attention, probabilities and hypotheses. '
@@ -121,7 +121,7 @@ class Request:
         if self.look and not (self.pictures or self.attention or self.alignments):
             raise UserError(f'--look={self.look} needs --pictures=DIR, --attention or --alignments=FILE')
         if self.look == 'positions' and (flags := self._given('attention', 'alignments')):
-            raise UserError('--look=positions draws the positional encodings into --pictures=DIR, and has no effect on '
+            raise UserError('--look=positions draws the sinusoidal positions into --pictures=DIR, and has no effect on '
                             f'{flags}. Use another --look, or remove the other flag')
         kind, layer, _ = self.look.partition(':')
         if layer and not (self.pictures or self.alignments):
@@ -215,6 +215,10 @@ class Request:
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):
                 raise UserError(f'--{name}={value} does not apply to task={task}. Remove the flag')
+        option = decisive('model.position', options) or 'model.position'  # model.kind if the model has no positions
+        if self.look == 'positions' and options[option] != 'sinusoidal':
+            raise UserError(f'--look=positions draws sinusoidal positions, but the run has {option}={options[option]}. '
+                            'Use another --look, or a run with model.position=sinusoidal')
         if self.score and answerer == 'generator' and self.search.get('extra_length') is not None:
             raise UserError('--extra_length has no effect on the --score of a language model, which scores whole '
                             'texts. Remove the flag')

@@ -100,10 +100,13 @@ class Report:
         if not (count := tokens.count(UNK)):
             return
         self._unknown_tokens += count
-        is_unknown = self._is_unknown[side]
+        is_unknown, tokenizer = self._is_unknown[side], self.model.tokenizers[side]
         for character in set(text) - is_unknown.keys():
-            is_unknown[character] = UNK in self.model.tokenizers[side].encode(character)
+            is_unknown[character] = UNK in tokenizer.encode(character)
         unknown = [number for number, character in enumerate(text, 1) if is_unknown[character]]
+        if len(unknown) > count and sum(map(len, tokenizer.encode_parts(text))) > len(tokens):
+            # The text is truncated: a language model reads the end of a prompt, a translator the beginning of a source.
+            unknown = unknown[-count:] if isinstance(self.model, Generator) else unknown[:count]
         self._unknown.update(text[number - 1] for number in unknown)
         where = f'{self.unit} {self.first + self._count}'
         self._place = self._place or (f'character {unknown[0]} of {where}' if unknown else where)

@@ -180,7 +180,7 @@ class TokenizersTokenizer(ForeignTokenizer):
 
     @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
-        return [self._readable(int(token)) for token in tokens]
+        return [_readable(self.bytes_of(int(token))) or self.vocabulary[token] for token in tokens]
 
     @override
     def bytes_of(self, token: int) -> bytes:
@@ -192,15 +192,18 @@ class TokenizersTokenizer(ForeignTokenizer):
         letters = letters_of_bytes()  # added tokens are stored as plain text
         return bytes(letters[letter] for letter in piece) if {*piece} <= letters.keys() else piece.encode()
 
-    def _readable(self, token: int) -> str:
-        """Returns a token as readable text if possible. Otherwise, returns the text of the library.
 
-        The library's text is hard to read: in byte-level BPE, it has one letter for each byte.
-        """
-        if token < len(SPECIAL):
-            return SPECIAL[token]
-        text = self._tokenizer.decode([int(self.order[token])], skip_special_tokens=False).replace(' ', '\u2581')
-        return text if text and text.isprintable() and '\ufffd' not in text else self.vocabulary[token]
+def _readable(content: bytes) -> str:
+    """Returns the bytes of a token as text: U+2581 for a space, '<U+000A>' for a line feed, '<0xE6>' for a single byte.
+
+    The library's own text of a token is hard to read in byte-level BPE, because it has one letter for each byte.
+    """
+    def written(character):
+        if '\udc80' <= character <= '\udcff':  # a byte that is only a part of a character
+            return f'<0x{ord(character) - 0xdc00:02X}>'
+        return character if character.isprintable() else f'<U+{ord(character):04X}>'
+
+    return ''.join(map(written, content.decode(errors='surrogateescape').replace(' ', '\u2581')))
 
 
 def _bytes_of_piece(piece: str) -> bytes:

@@ -26,6 +26,8 @@ from inference.edits import Edit
 from inference.options import SearchOptions
 from inference.scores import read_table
 from input_pipeline.data import LabelledData, PairData, open_data
+from model.patches import grid_sinusoids
+from model.positional import sinusoids
 from runtime.errors import UserError
 from tests.inference.test_text import Parrot
 from tests.input_pipeline.helpers import in_memory
@@ -317,6 +319,8 @@ def test_another_dtype_computes_in_it(run):
     ('{}', 'rnnsearch', {'recurrent': {'attention': False}}, {}, {}, 'this model has no attention weights'),
     ('{}', 'patches', {}, {'shape': (2, 2, 2, 1), 'attention': lambda example: {}}, {}, '--explain supports only'),
     ('{},{}', 'transformer', {}, {}, {'look': 'positions', 'pictures': '{}/p'}, '^--explain cannot be used with'),
+    ('{}', 'language_model', {}, {}, {'look': 'positions', 'pictures': '{}/p'}, 'the run has model.position=learned'),
+    ('{}', 'rnnsearch', {}, {}, {'look': 'positions', 'pictures': '{}/p'}, 'the run has model.kind=rnnsearch'),
 ])
 def test_attention_that_cannot_be_shown_is_refused_before_a_split_is_scored(
         tmp_path, monkeypatch, workdir, kind, options, attributes, flags, message):
@@ -331,6 +335,21 @@ def test_attention_that_cannot_be_shown_is_refused_before_a_split_is_scored(
         answering.decode(Request(split='test', search={'seed': None}, **{
             name: value.replace('{}', str(tmp_path)) for name, value in names.items()}))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('kind, expected', [
+    ('transformer', sinusoids(np.arange(100), 8)), ('language_model', sinusoids(np.arange(100), 8)),
+    ('patches', grid_sinusoids((4, 4), 8))])
+def test_the_positions_of_the_run_are_drawn(tmp_path, monkeypatch, kind, expected):
+    run, figures = random_run(kind, position='sinusoidal'), {}
+    monkeypatch.setattr(answering, 'read_config', lambda path: run.config)
+    monkeypatch.setattr(answering, 'load', lambda *arguments: run)
+    monkeypatch.setattr(answering, 'score_splits', lambda *arguments: None)
+    monkeypatch.setattr(answering, 'save_figure', lambda figure, path: figures.update({path: figure}))
+    answering.decode(Request(workdir=str(tmp_path), split='test', look='positions', pictures=str(tmp_path / 'p'),
+                             search={'seed': None}))
+    image, = figures.pop(tmp_path / 'p' / 'positions.png').axes[0].images
+    np.testing.assert_allclose(image.get_array(), expected, atol=1e-5)
 
 
 class Pairs(PairData):

@@ -266,13 +266,24 @@ function walk(key) {
   const forward = item().picture || getComputedStyle($(side)).direction === 'ltr' ? 'ArrowRight' : 'ArrowLeft';
   const vertical = key === 'ArrowUp' || key === 'ArrowDown';
   let next = {side, index: index + (key === forward ? 1 : -1)};
-  if (vertical && item().picture) next.index = index + (key === 'ArrowUp' ? -1 : 1) * item().grid[1];
+  if (vertical && item().picture) next.index = patchBeyond(index, key);
   else if (view.columns && vertical) next.index = index + (key === 'ArrowUp' ? -1 : 1);
   else if (view.columns) next = {side: key === 'ArrowLeft' ? 'keys' : 'queries', index};
   else if (vertical) next = {side: key === 'ArrowUp' ? 'keys' : 'queries', index};
   next.index = clamp(next.index, tokens(next.side).length - 1);
   pin(next);
   tokens(next.side)[next.index].focus({preventScroll: true});
+}
+
+// Returns the index of the token above or below a token of a picture; at the edges, the index of the token itself. The
+// class token, if there is one, is above the first row.
+function patchBeyond(index, key) {
+  const [rows, columns] = item().grid;
+  const first = view.queries.length - rows * columns;  // the index of the first patch
+  if (index < first) return key === 'ArrowDown' ? first : Math.max(index, 0);
+  const next = index + (key === 'ArrowDown' ? columns : -columns);
+  if (next < first) return first > 0 ? first - 1 : index;
+  return next < view.queries.length ? next : index;
 }
 
 function turnHead(by) {

@@ -10,7 +10,7 @@ import pytest
 from analysis.attribution import METHODS, Attribution, agreement, attribute
 from analysis.passes import text_of
 from inference.edits import Edit
-from input_pipeline.tokenizer import UNK
+from input_pipeline.tokenizer import PAD, UNK
 from model.places import EDITS
 from runtime.errors import UserError
 from runtime.resources import compile_time
@@ -89,13 +89,28 @@ def test_a_second_text_of_the_same_shape_compiles_nothing(run, by):
 
 @pytest.mark.slow
 def test_leave_one_out_hides_a_token(run, by):
-    encode, apply = run.model.tokenizers['source'].encode, jax.jit(run.model.module.apply)
+    encode = run.model.tokenizers['source'].encode
     for name, row in (('source', 1), ('target', 5)):
+        model = run.edited([Edit('zero', f'{name}_embedding', positions=[1])]).model
         tokens = {'source': np.array([[*encode('abc'), 2]]), 'target': np.array([[1, *encode('xy')]])}
-        tokens[name][0, 1] = 0  # padding
-        logits = apply({'params': run.model.params}, **tokens)
+        tokens[name][0, 1] = PAD
+        logits = jax.jit(model.module.apply)({'params': model.params}, **tokens)
         without = np.asarray(jax.nn.log_softmax(logits))[0, range(3), [*encode('xy'), 2]]
         np.testing.assert_allclose(by('leave_one_out').values[row], log_probs(run) - without, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind, separate', [
+    ('transformer', {'share_embeddings': 'none'}), ('language_model', {'tie_embeddings': False}),
+    ('rnnsearch', {'share_embeddings': 'none'})])
+def test_leave_one_out_does_not_depend_on_the_embedding_of_padding(kind, separate):
+    run = random_run(kind, **separate)  # with a separate output layer, the logit of padding is unchanged
+    first = attribute(run, PAIR, 'leave_one_out')
+    flipped = {name: {'embedding': part['embedding'].at[PAD].multiply(-1)}
+               for name, part in run.model.params.items() if 'embedding' in part}
+    run.model.params = run.model.params | flipped
+    assert flipped and np.abs(first.values[-3:].diagonal()).min() > 0
+    np.testing.assert_allclose(attribute(run, PAIR, 'leave_one_out').values, first.values, atol=1e-5)
 
 
 def paths(weights):

@@ -105,7 +105,7 @@ QUICK = [
     Case(RUN + '--format=jsonl --attention --look=cross:1:2', ('--look=cross:1:2', '--look=cross')),
     Case(RUN + '--format=jsonl --attention --look=encoder:rollout', ('--look=encoder:rollout', '--look=encoder')),
     Case(RUN + '--format=jsonl --attention --look=positions --pictures={here}/p',
-         ('error: --look=positions draws the positional encodings into --pictures=DIR', 'no effect on --attention')),
+         ('error: --look=positions draws the sinusoidal positions into --pictures=DIR', 'no effect on --attention')),
     Case(RUN + '--score --avoid={here}/a', '--avoid', {'a': 'one'}),
     Case(RUN + '--documents=page', '--documents=page: value should be one of <line|file|blank_line|jsonl>'),
     Case(RUN + '--documents=', '--documents='),

@@ -343,6 +343,40 @@ def test_images_and_series(opened):
         picture(page, 'series')
 
 
+@pytest.mark.parametrize('class_token', [False, True])
+def test_vertical_arrows_stay_in_their_column_of_a_picture(class_token, opened):
+    def explanation(number, patches, grid):
+        tokens = [*['class token'] * class_token, *patches]
+        return Explanation(number, [('class', 'cat')],
+                           [attention('encoder', tokens, tokens, ('patches', 'patches'), False, number)], [], [],
+                           picture_of(np.zeros((16, 16, 3), np.uint8)), grid)
+
+    image = explanation(1, [f'row {1 + place // 4}, column {1 + place % 4}' for place in range(16)], (4, 4))
+    series = explanation(2, [f'window {1 + place}' for place in range(8)], (1, 8))
+    with opened([image, series]) as page:
+        def after(*keys):
+            for key in keys:
+                page.keyboard.press(f'Arrow{key}')
+            return page.locator('#detail strong').inner_text()
+
+        def chosen(patch, *keys):
+            page.locator('#patches .token').nth(patch).click()
+            return after(*keys)
+
+        assert after('Down') == 'row 1, column 1'  # before this key, no token is chosen
+        assert chosen(6, 'Up') == 'row 1, column 3' and chosen(6, 'Down', 'Down') == 'row 4, column 3'
+        assert chosen(2, 'Up') == ('class token' if class_token else 'row 1, column 3')
+        assert chosen(13, 'Down') == 'row 4, column 2'
+        if class_token:
+            page.locator('#others .token').click()
+            assert after('Up') == 'class token' and after('Down') == 'row 1, column 1'
+        page.keyboard.press('n')
+        page.wait_for_selector('#list li:nth-child(2) [aria-current=true]')
+        assert after('Up') == ('class token' if class_token else 'window 1')
+        assert chosen(3, 'Down') == 'window 4'
+        assert chosen(3, 'Up') == ('class token' if class_token else 'window 4')
+
+
 def test_hidden_patches_of_a_series_are_no_queries(opened):
     windows = [f'window {1 + place}' for place in range(8)]
     windows[3] += ' (hidden)'

@@ -69,6 +69,19 @@ def test_both_sides_of_a_translation_are_searched_for_unknown_characters(caplog)
     assert '2 characters of the input are not' in caplog.text and 'character 2 of line 2' in caplog.text
 
 
+def test_characters_that_the_model_has_not_read_are_not_reported(letters, caplog):
+    note_unknown(letters, letters.generate(['\u20ac\u20ac\u20acabcabcabcabc\u00a5'], GREEDY))
+    assert 'only the last 4 tokens are read' in caplog.messages[0]
+    assert caplog.messages[1].startswith('1 character of the input is not in the vocabulary, and the model reads it as '
+                                         "<unk>: '\u00a5' (1). The first is character 16 of text 1")
+    caplog.clear()
+    echo = Echo(max_length=5)
+    echo.tokenizers = dict.fromkeys(('source', 'target'), LETTERS)
+    text = 'a\u20acbcabc\u00a5'
+    note_unknown(echo, [Output(text, echo._tokens(text, 0), [Hypothesis('', [], 0.0, 0.0)])])
+    assert "as <unk>: '\u20ac' (1). The first is character 2 of text 1" in caplog.text
+
+
 def test_a_character_may_be_unknown_on_one_side_only(caplog):
     echo = Echo()
     echo.tokenizers = {'source': LETTERS, 'target': CharTokenizer(json.dumps({'characters': 'ab\u00e9'}).encode())}

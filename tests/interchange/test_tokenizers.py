@@ -14,8 +14,9 @@ for library in 'tokenizers', 'transformers':
 import sentencepiece
 import tokenizers
 import transformers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from analysis.explain import words
 from inference.constraints import DEAD, Automaton
 from input_pipeline.foreign_tokenizers import NONE, sentencepiece_tokenizer, tokenizers_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, ByteTokenizer, CharTokenizer, load_tokenizer
@@ -408,6 +409,29 @@ def test_pieces_of_bytes_are_readable():
     ours, *_ = gpt2()
     assert ours.pieces(ours.encode('the the'))[-1] == '\u2581the'
     assert ours.vocabulary[ours.encode('the the')[-1]] == '\u0120the'
+    assert ours.pieces(ours.encode('\n')) == ['<U+000A>']
+    ours, *_ = llama_3()
+    assert ours.pieces([len(ours) - 1]) == ['<|eot_id|>'] and ours.pieces(range(4)) == list(SPECIAL)
+
+
+@pytest.mark.parametrize('make', [gpt2, llama_3])
+@pytest.mark.parametrize('text, expected', [
+    ('x = 1\ndef g(y):\n\treturn y', ['x', '=', '1', 'def', 'g(y):', 'return', 'y']),
+    ('café 我喜欢 😀', ['café', '我', '喜', '欢', '😀'])])
+def test_line_breaks_and_characters_of_several_bytes_make_words(make, text, expected):
+    ours, *_ = make()
+    assert [word for word, *_ in words(ours.pieces(ours.encode(text)))] == expected
+
+
+def test_pieces_of_a_tokenizer_json_contain_the_spaces_before_words():
+    """The decoder removes the space at the beginning of a text, so a decoded token has lost its space."""
+    original = tokenizers.Tokenizer(models.BPE({'<unk>': 0, '</s>': 1, '\u2581': 2, 'a': 3, '\u2581a': 4, '<0x0A>': 5},
+                                               [('\u2581', 'a')], byte_fallback=True, unk_token='<unk>'))
+    original.normalizer = normalizers.Sequence([normalizers.Prepend('\u2581'), normalizers.Replace(' ', '\u2581')])
+    original.decoder = decoders.Sequence([decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse(),
+                                          decoders.Strip(' ', 1, 0)])
+    ours = tokenizers_tokenizer(original.to_str(), [None, None, 1, 0], 6)
+    assert ours.pieces(ours.encode('a a\na')) == ['\u2581a', '\u2581a', '<U+000A>', 'a']
 
 
 @pytest.mark.parametrize('content', ['{"kind": "tokenizers"}', '{"kind": "sentencepiece", "special": [0, 1, 2, 9], '
