@@ -231,7 +231,8 @@ OPTIONS = (
     Option('data.mixup', 0.0, 'in training, mix each example and its class with another example of the batch (Zhang '
            'et al. 2018); the shares are drawn from Beta(mixup, mixup), such as Beta(0.2, 0.2); 0: none',
            Between(0, 100), {'task.data': ('classes',)}),
-    Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
+    Option('data.crop', 0, 'in training, shift images by up to this many pixels; must be below the height and the '
+           'width of the images', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
     Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '
            'imported model has its own kind', OneOf(TOKENIZERS, IMPORTED), TEXTS),

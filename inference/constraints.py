@@ -38,8 +38,9 @@ WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040,
 # All scripts would add 275 states instead of 32 for a vocabulary with bytes.
 WITH_SPACES = ((0x104b0, 0x104ff), (0x10d00, 0x10d3f), (0x11100, 0x1114f), (0x11400, 0x1147f), (0x16f00, 0x16f9f),
                (0x1e100, 0x1e14f), (0x1e2c0, 0x1e2ff), (0x1e900, 0x1e95f))
-# Placeholders for the characters that no phrase contains: word characters, digits, other characters.
-WORD, DIGIT, OTHER = '\ue000', '\ue001', '\ufffd'
+# Placeholders for the characters that no phrase contains: word characters, digits, other characters. They are lone
+# surrogates, so neither a phrase nor a text contains them.
+WORD, DIGIT, OTHER = '\ud800', '\ud801', '\ud802'
 VOICED = '\u3099\u309a'  # marks that change a kana to another kana: U+3099 changes き to ぎ
 BYTES = [chr(0xdc80 + place) for place in range(128)]  # bytes of incomplete characters, decoded by 'surrogateescape'
 SURROGATES = range(0xd800, 0xe000)  # not characters, so they have no valid UTF-8
@@ -133,7 +134,7 @@ class _Phrases:
                 if not unicodedata.combining(letter):
                     break
         letters = {' ', *VOICED}.union(*self._phrases)
-        self.characters = [*sorted(letters - {WORD, DIGIT, OTHER}), WORD, DIGIT, OTHER]
+        self.characters = [*sorted(letters), WORD, DIGIT, OTHER]
         self.symbols = {symbol: column for column, symbol in enumerate([*self.characters, *BYTES])}
 
     def read(self, written: bytes) -> list[str]:
@@ -201,6 +202,7 @@ class _Phrases:
         """
         reading = np.pad(table, ((0, 1), (0, 0)), constant_values=DEAD)  # the last row is the state DEAD (-1)
         first, numbers = np.arange(len(table), dtype=np.int32), {}
+        invalid = ''.join(self.read('\ufffd'.encode()))  # U+FFFD if a phrase contains it, otherwise OTHER
 
         @functools.cache
         def after(symbols):  # -> int [states], the state after some characters
@@ -208,9 +210,9 @@ class _Phrases:
 
         @functools.cache
         def inside(*kinds):  # -> int [states], the state inside a character; `kinds` are the keys of its 64 successors
-            places = {kind: place for place, kind in enumerate(dict.fromkeys([OTHER, *kinds]))}
+            places = {kind: place for place, kind in enumerate(dict.fromkeys([invalid, *kinds]))}
             columns = [(inside(*kind) if isinstance(kind, tuple) else after(kind)).tolist() for kind in places]
-            spread = [places[kind] for kind in (OTHER, *kinds)]
+            spread = [places[kind] for kind in (invalid, *kinds)]
             shared = {row: numbers.setdefault(tuple(row[place] for place in spread), len(table) + len(numbers))
                       for row in dict.fromkeys(zip(*columns, strict=True))}
             return np.array([shared[row] for row in zip(*columns, strict=True)], np.int32)
@@ -223,7 +225,7 @@ class _Phrases:
             begin, end = code << 6 * missing, (code + 1) << 6 * missing
             if missing == length - 2 and (begin < (0, 0, 0, 0x800, 0x10000)[length] or begin > 0x10ffff
                                           or begin in SURROGATES):
-                return OTHER + OTHER  # the second byte is invalid, so there are two invalid parts
+                return invalid + invalid  # the second byte is invalid, so there are two invalid parts
             if not missing:
                 return ''.join(self.read(chr(code).encode()))
             if begin > 0xffff and end <= 0x110000 and self._is_plain(begin, end):
@@ -232,7 +234,7 @@ class _Phrases:
 
         leads = [inside(*kind(lead & (0x7f >> length), length, length - 1))
                  for lead in range(0xc2, 0xf5) for length in [2 + (lead >= 0xe0) + (lead >= 0xf0)]]
-        by_byte = np.stack([*[after(OTHER)] * 66, *leads, *[after(OTHER)] * 11], axis=1)
+        by_byte = np.stack([*[after(invalid)] * 66, *leads, *[after(invalid)] * 11], axis=1)
         complete = np.pad(np.concatenate([table, by_byte], axis=1), ((0, 1), (0, 0)), constant_values=DEAD)
         added = np.array([*numbers], np.int32)
         rows = complete[added[:, 0]]

@@ -29,7 +29,7 @@ class ArrayPlan:
           rows: config.batch.rows.
           seed: the seed of the order and of the augmentation. None keeps the order of the examples, for evaluation.
           crop: config.data.crop, in pixels. Images are padded with `crop` zeros on each side, then cropped at random to
-            the original size.
+            the original size. So an image moves by at most `crop` pixels.
           flip: config.data.flip.
           mixup: config.data.mixup.
           preprocessing: the preprocessing of a resumed run. None uses the preprocessing of `data`.
@@ -44,8 +44,8 @@ class ArrayPlan:
             raise UserError(f'config.data.crop={crop} and flip={flip} are for images, but the inputs are series of '
                             f'shape {self._inputs.shape}. If they are greyscale images, add the axis of channels: '
                             'inputs[..., None]. Otherwise set crop=0 and flip=False')
-        if crop > max(self._inputs.shape[1:3]):
-            raise UserError(f'config.data.crop={crop}: must not exceed the size of the images, '
+        if crop >= min(self._inputs.shape[1:3]):  # the largest shift would remove the whole image
+            raise UserError(f'config.data.crop={crop}: must be below the height and the width of the images, '
                             f'{" x ".join(map(str, self._inputs.shape[1:3]))} pixels')
         self.rows = [rows]
         self._preprocessing, self._split = preprocessing or data.preprocessing, split

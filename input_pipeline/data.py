@@ -384,4 +384,6 @@ def _seed(config: ConfigDict, split: str) -> int | None:
 
 
 def _pieces(tokenizer: Tokenizer, tokens) -> str:
-    return ' '.join(tokenizer.pieces(token for token in tokens if token > 2))
+    """Returns the pieces of tokens in one line. Control characters, such as tabs and line separators, are escaped."""
+    pieces = tokenizer.pieces(token for token in tokens if token > 2)
+    return ' '.join(piece if piece.isprintable() else repr(piece)[1:-1] for piece in pieces)

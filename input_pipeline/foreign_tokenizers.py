@@ -137,7 +137,11 @@ class SentencePieceTokenizer(ForeignTokenizer):
 
     @override
     def bytes_of(self, token: int) -> bytes:
-        return _bytes_of_piece(self.vocabulary[token]) if token > UNK else b''
+        piece = self.vocabulary[token]
+        unnamed = self._numbers is None and int(self.order[token]) not in self._names
+        if token <= UNK or unnamed or self._processor.is_control(self._processor.piece_to_id(piece)):
+            return b''
+        return _bytes_of_piece(piece)
 
 
 class TokenizersTokenizer(ForeignTokenizer):
@@ -174,6 +178,12 @@ class TokenizersTokenizer(ForeignTokenizer):
     def _names(self) -> Mapping[int, str]:
         return {number: piece for piece, number in self._tokenizer.get_vocab().items()}
 
+    @functools.cached_property
+    def _special(self) -> frozenset[int]:
+        """The original ids of all special tokens, which `decode` omits."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
         return self._tokenizer.decode(self._originals(tokens), skip_special_tokens=True)
@@ -184,7 +194,8 @@ class TokenizersTokenizer(ForeignTokenizer):
 
     @override
     def bytes_of(self, token: int) -> bytes:
-        if token <= UNK:
+        number = int(self.order[token])
+        if token <= UNK or number in self._special or number not in self._names:
             return b''
         piece = self.vocabulary[token]
         if '"ByteLevel"' not in self._settings['model']:

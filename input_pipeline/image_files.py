@@ -100,12 +100,12 @@ def read_class_folders(folder: Path, training: Path, size: int = 0) -> Examples:
 
 def read_images(paths: Sequence[Path], channels: int,
                 size: Sequence[int] = (), resized: bool = True) -> UInt8[np.ndarray, 'images height width channels']:
-    """Reads images with one channel (greyscale) or three (red, green, blue). An alpha channel is dropped.
+    """Reads images with one channel (greyscale) or three (red, green, blue). Transparency is dropped.
 
     Args:
       paths: the files.
       channels: the number of channels that the model reads, 1 or 3. With 3, a greyscale image is copied into three
-        channels. With 1, a colour image is an error.
+        channels. With 1, a colour image is an error. An image with a palette of grey colours is greyscale.
       size: (height, width). Without a size, all images must have the same size.
       resized: whether images are scaled to `size` without a change of the aspect ratio, and cropped at the edges. If
         not, another size is an error.
@@ -123,13 +123,13 @@ def _read(paths: Sequence[Path], channels: int, size: Sequence[int],
     if channels not in (1, 3):
         raise UserError(f'{paths[0]} is an image file and would be read with 1 or 3 channels, but the model reads '
                         f'{channels} channels. Use an .npz file with an array inputs [n, height, width, {channels}]')
-    array, alpha, keys = np.empty((0, 0, 0, channels), np.uint8), 0, []
+    array, transparent, keys = np.empty((0, 0, 0, channels), np.uint8), 0, []
     for number, path in enumerate(paths):
         image = _opened(path)
-        if channels == 1 and image.mode not in GREY:
+        if channels == 1 and not _is_grey(image, path):
             raise UserError(f'{path} is a colour image ({image.mode}), but the training images are greyscale. Convert '
                             'the image to greyscale')
-        alpha += image.mode.endswith('A')
+        transparent += image.mode.endswith('A') or 'transparency' in image.info  # as in palettes
         image = _decoded(image, path, 'L' if channels == 1 else 'RGB')
         keys.append(key(np.asarray(image).tobytes()))
         if size and resized:
@@ -142,15 +142,28 @@ def _read(paths: Sequence[Path], channels: int, size: Sequence[int],
                 f'the model reads images of {pixels} pixels. Scale the image to this size' if size else
                 f'{paths[0]} has {pixels}. Set config.data.image_size to scale all images to one size'))
         array[number] = np.asarray(image).reshape(array.shape[1:])
-    if alpha:
-        say(f'{alpha} of {len(paths)} images, such as in {paths[0].parent}, have an alpha channel, which is not used')
+    if transparent:
+        say(f'{transparent} of {len(paths)} images, such as in {paths[0].parent}, have an alpha channel or transparent '
+            'colours. Transparency is not used')
     return array, keys
 
 
 @functools.cache
 def _all_grey(folder: Path) -> bool:
-    """Returns whether all images of the classes in a folder are greyscale. The images are not decoded."""
+    """Returns whether all images of the classes in a folder are greyscale. The images are not decoded.
+
+    An image with a palette counts as a colour image, so that existing runs keep their number of channels.
+    """
     return all(_opened(path).mode in GREY for path, _ in _paths_and_classes(folder))
+
+
+def _is_grey(image: Image.Image, path: Path) -> bool:
+    """Returns whether an image is greyscale, or has a palette of grey colours."""
+    if image.mode != 'P':
+        return image.mode in GREY
+    with _reading(path):
+        palette = np.reshape(image.getpalette('RGB') or [], (-1, 3))  # decodes the image
+    return bool((palette == palette[:, :1]).all())
 
 
 def _opened(path: Path) -> Image.Image:

@@ -278,10 +278,16 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields line number and cells of each row.
 
     Blank lines are ignored. But in a table with one column, a blank line between two rows is a row with an empty cell.
+
+    Raises:
+      UserError: if the file is not CSV, or a row has more than one line.
     """
-    table, columns, blank = csv.reader(read_lines(path)), 0, []
+    table, columns, blank, before = csv.reader(read_lines(path)), 0, [], 0  # `before` is the last line of the last row
     try:
         for row in table:
+            if table.line_num > before + 1:
+                raise csv.Error
+            before = table.line_num
             if not row:
                 blank.append(table.line_num)
                 continue
@@ -290,10 +296,14 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield table.line_num, [cell.strip() for cell in row]
             columns, blank = columns or len(row), []
     except csv.Error as error:
-        # Python finds a carriage return that no line feed follows, and gives advice for Python programs.
-        reason = ('lines end with carriage returns, as in old Mac files. Save the file as CSV (UTF-8)'
-                  if 'new-line' in str(error) else error)
-        raise UserError(f'{path}:{table.line_num}: {reason}') from None
+        reason = str(error)
+        if table.line_num > before + 1:  # the cell may also exceed the maximum length of csv
+            reason = ('a cell in quotation marks has a line break, or its closing quotation mark is missing. Each row '
+                      'must be one line')
+        elif 'new-line' in reason:
+            # Python finds a carriage return that no line feed follows, and gives advice for Python programs.
+            reason = 'lines end with carriage returns, as in old Mac files. Save the file as CSV (UTF-8)'
+        raise UserError(f'{path}:{before + 1}: {reason}') from None
 
 
 def _is_number(text: str) -> bool:

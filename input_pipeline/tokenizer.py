@@ -32,6 +32,7 @@ SPACE = '\u2581'  # SentencePiece's character for a space; if a text has this ch
 PART = re.compile(r'.{1,65536} {0,65536}[^ \n]{0,65536}', re.DOTALL)
 PART_CHARACTERS = 2 ** 20  # for characters and bytes, where a text can be divided at any place
 SAMPLE = 1_000_000  # maximum number of lines to learn subwords from; limits the memory in use
+UNKNOWN = '\u2585'  # SentencePiece's character for unknown characters; training ignores lines with this character
 LINE_CHARACTERS = 1000  # SentencePiece ignores lines of more than 4,192 bytes in training
 
 
@@ -208,11 +209,14 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
 
 
 def _training_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yields the lines that SentencePiece learns from, with a space before each text. Long lines are divided."""
+    """Yields the lines that SentencePiece learns from, with a space before each text.
+
+    Long lines are divided, and so are lines that contain UNKNOWN. The parts do not contain UNKNOWN.
+    """
     for text in texts:
         for line in io.StringIO(' ' + text, newline='\n'):
-            line = line.removesuffix('\n')
-            yield from (line[begin:begin + LINE_CHARACTERS] for begin in range(0, len(line), LINE_CHARACTERS))
+            for part in line.removesuffix('\n').split(UNKNOWN):
+                yield from (part[begin:begin + LINE_CHARACTERS] for begin in range(0, len(part), LINE_CHARACTERS))
 
 
 def _sample(lines: Iterable[str], size: int) -> Iterator[str]:

@@ -59,7 +59,10 @@ class Tokenizer(abc.ABC):
         """Returns a readable text for each token."""
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns the UTF-8 bytes of a token, or b'' for a special token. A token may be only a part of a character."""
+        """Returns the UTF-8 bytes of a token, or b'' for a special token or any other token that `decode` omits.
+
+        A token may be only a part of a character.
+        """
         return self.decode([token]).encode() if token > UNK else b''
 
     def encode(self, text: str) -> list[int]:

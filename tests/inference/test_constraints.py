@@ -19,12 +19,14 @@ from tests.vocabularies import WORDS, vocabularies
 def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
     """Random tokens: what the automaton says is what a regular expression says of the decoded text."""
     tokenizer = vocabularies()[kind]
-    avoid = 'Mann', 'guten  Tag', 'KÄSE', 'straße', 'x!', '9'
+    avoid = 'Mann', 'guten  Tag', 'KÄSE', 'straße', 'x!', '9', 'caf\ufffd', 'x\ue000', '3\ue001'
     automaton = Automaton(avoid, tokenizer, False)
-    letters = re.compile(r'(?<![^\W\d])(mann|guten\s+tag|käse|stra(ß|ss)e)(?![^\W\d])|(?<![^\W\d])x!', re.IGNORECASE)
-    number = re.compile(r'(?<!\d)9(?!\d)')
+    letters = re.compile(r'(?<![^\W\d])(mann|guten\s+tag|käse|stra(ß|ss)e)(?![^\W\d])'
+                         r'|(?<![^\W\d])(x!|caf\ufffd|x\ue000)', re.IGNORECASE)
+    number = re.compile(r'(?<!\d)(9(?!\d)|3\ue001)')
     rng, counts = np.random.default_rng(1), {True: 0, False: 0}
-    parts = [*WORDS, 'STRASSE', 'KÄSE', 'mAnn', 'man', 'n', ' ', ' ', '\u00a0', '.', '-', '9', '3', '_', 'x', '!', '…']
+    parts = [*WORDS, 'STRASSE', 'KÄSE', 'mAnn', 'man', 'n', ' ', ' ', '\u00a0', '.', '-', '9', '3', '_', 'x', '!', '…',
+             'caf', '\ufffd', '\ue000', '\ue001']
     for _ in range(1500):
         text = ''.join(rng.choice(parts, rng.integers(1, 6)))
         tokens, cut = [], 0
@@ -114,12 +116,13 @@ def test_a_voiced_kana_is_another_character(tokenizer, phrase, forbidden, allowe
 @pytest.mark.slow
 def test_what_is_avoided_where_characters_are_cut_into_bytes():
     """Random characters and bytes: what the automaton says is what a regular expression says of the decoded text."""
-    phrases, first = ('من', 'नाम', 'নাম', 'name', '٣٤', '猫'), UNK + 1
+    phrases, first = ('من', 'नाम', 'নাম', 'name', '٣٤', '猫', 'q\ufffd'), UNK + 1
     automaton = Automaton(phrases, ByteTokenizer(), False)
     letter = r'[^\W\d\u0e00-\u0eff\u4e00-\u9fff\U00010000-\U0010ffff]'
     letter = rf'(?:{letter}|[\u064b-\u065f\u093e-\u094d\u09be-\u09cd])'  # marks are part of words, but not of \w
-    avoided = re.compile(rf'(?<!{letter})(?:من|नाम|নাম|name)(?!{letter})|(?<!\d)٣٤(?!\d)|猫', re.IGNORECASE)
-    parts = [part.encode() for part in (*phrases, *phrases, *'مكसéx،؟٣।×ไ“ 🙂𐐀Ａ한\u00a0\u0650\u093e')]
+    avoided = re.compile(rf'(?<!{letter})(?:من|नाम|নাম|name)(?!{letter})|(?<!\d)٣٤(?!\d)|猫'
+                         rf'|(?<!{letter})q\ufffd', re.IGNORECASE)
+    parts = [part.encode() for part in (*phrases, *phrases, *'مكसéx،؟٣।×ไ“ 🙂𐐀Ａ한q\u00a0\u0650\u093e')]
     cut = [bytes([byte]) for byte in '٣猫।é🙂'.encode()]
     rng, counts = np.random.default_rng(0), {True: 0, False: 0}
     texts = ['من، او', 'من؟', '،من ', 'नाम।', 'নাম।', 'name×2', 'name٣ ', 'nameไทย', 'नामक', 'منه', 'name한', 'nameé']

@@ -70,6 +70,16 @@ def test_crop_moves_an_image_by_up_to_its_pixels():
     assert len(places) == 25
 
 
+@pytest.mark.parametrize('height, width', [(6, 5), (5, 6), (5, 5)])
+def test_a_crop_that_could_remove_the_whole_image_is_refused(height, width):
+    data = in_memory(np.full((16, height, width, 1), 255, np.uint8), CLASSES[:1].repeat(16))
+    plan = ArrayPlan(data, 'train', rows=16, seed=0, crop=4)
+    assert all((plan.batch(step)['inputs']['inputs'] > -1).any(axis=(1, 2, 3)).all() for step in range(20))
+    message = rf'data\.crop=5: must be below the height and the width of the images, {height} x {width} pixels'
+    with pytest.raises(UserError, match=message):
+        ArrayPlan(data, 'train', rows=16, seed=0, crop=5)
+
+
 def test_flip_mirrors_half_of_the_images():
     data = image_data(16)
     plan = ArrayPlan(data, 'train', rows=16, seed=0, flip=True)

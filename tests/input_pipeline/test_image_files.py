@@ -145,6 +145,36 @@ def test_images_of_two_splits_that_are_equal_after_scaling_are_logged(tmp_path, 
     assert re.search(r'\(validation, .*\): \d+ of \d+ examples are also in the training data', caplog.text)
 
 
+@pytest.mark.parametrize('suffix', ['.gif', '.png'])
+def test_a_palette_of_grey_colours_is_greyscale_in_a_prediction_and_colour_in_training(tmp_path, suffix):
+    grey, coloured = Image.fromarray(COLOUR[..., 0]).convert('RGB').quantize(20), Image.fromarray(COLOUR).quantize(20)
+    save_image(tmp_path / 'train/a/x.png', COLOUR[..., 0])
+    form = open_arrays(options(dir=str(tmp_path), validation_share=0.0), labelled=True).form
+    grey.save(path := tmp_path / f'grey{suffix}')
+    with Image.open(path) as image:
+        assert image.mode == 'P'
+    np.testing.assert_array_equal(read_inputs(str(path), form)[1], np.asarray(grey.convert('L'))[None, ..., None])
+    coloured.save(path := tmp_path / f'coloured{suffix}')
+    with pytest.raises(UserError, match=r'coloured\.\w+ is a colour image \(P\), but the training images are'):
+        read_inputs(str(path), form)
+    (tmp_path / 'others/train/a').mkdir(parents=True)
+    grey.save(tmp_path / f'others/train/a/x{suffix}')
+    assert read(tmp_path / 'others', validation_share=0.0)[0].shape == (1, 5, 4, 3)
+
+
+def test_images_with_transparency_are_counted(tmp_path, caplog):
+    splits.say.cache_clear()
+    caplog.set_level('INFO', logger='allyouneed')
+    palette = Image.fromarray(COLOUR).quantize(20)
+    save_image(tmp_path / 'train/a/1.png', COLOUR)
+    save_image(tmp_path / 'train/a/2.png', np.dstack([COLOUR, COLOUR[..., :1]]))
+    palette.save(tmp_path / 'train/a/3.gif', transparency=3)
+    palette.save(tmp_path / 'train/a/4.png', transparency=3)
+    palette.save(tmp_path / 'train/a/5.png')
+    read(tmp_path, validation_share=0.0)
+    assert re.search('3 of 5 images, such as in .*train/a, have an alpha channel or transparent colours', caplog.text)
+
+
 @pytest.mark.parametrize('write, message', [
     (lambda path: path.write_bytes(b'no image'), r'test/a/x\.png cannot be read as an image'),
     (lambda path: path.write_bytes(path.read_bytes()[:60]), r'test/a/x\.png cannot be read as an image'),

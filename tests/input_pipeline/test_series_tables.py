@@ -80,6 +80,11 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([',series,x,target', '0,a,1,0'], r'train\.csv:1: column 1 has no name.*to_csv.index=False.'),
     (['series,x,target', 'a,1,0', ',2,1'], r'train\.csv:3: the cell of column series is empty'),
     (['series,group,x,target', 'a,p,1,0', 'b,,2,1'], r'train\.csv:3: the cell of column group is empty\. Each series'),
+    (['series,x,target', 'a,1,up', 'a,2,up', 'b,3,"down', 'b,4,down', 'c,5,up', 'c,6,up'],
+     r'train\.csv:4: a cell in quotation marks has a line break, or its closing quotation mark is missing\. Each'),
+    (['series,x,target', 'a,1,"up', 'per"', 'b,2,down'], r'train\.csv:2: a cell in quotation marks has a line break'),
+    (['series,"x,target', 'a,1,up'], r'train\.csv:1: a cell in quotation marks has a line break'),
+    (['series,x,target', '', 'a,1,"up', *['b,2,down'] * 20_000], r'train\.csv:3: a cell in quotation marks has a'),
     ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: the line has 3 columns'),
 ])
 def test_csv_mistakes_are_located(tmp_path, lines, message):

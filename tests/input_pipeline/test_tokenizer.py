@@ -233,6 +233,15 @@ def test_long_lines_are_learned_from():
     assert len(learn([' '.join(TEXT)])) == 350  # SentencePiece alone would leave this line out, and have no text
 
 
+@pytest.mark.parametrize('kind', SUBWORDS)
+def test_lines_with_the_character_that_sentencepiece_reserves_are_learned_from(kind):
+    tokenizer = learn([*TEXT, *['zzqq zzqq \u2585'] * 20], kind=kind)
+    assert {'z', 'q'} <= {*''.join(tokenizer.pieces(range(260, 350)))}
+    assert tokenizer.pieces(tokenizer.encode('\u2585')) == ['\u2581', '<0xE2>', '<0x96>', '<0x85>']
+    with pytest.raises(UserError, match='Use at most 261'):  # only spaces remain
+        learn(['\u2585', '\u2585\u2585\n'], kind=kind)
+
+
 # Characters and bytes.
 
 @settings(deadline=None)

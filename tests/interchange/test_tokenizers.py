@@ -14,6 +14,7 @@ for library in 'tokenizers', 'transformers':
 import sentencepiece
 import tokenizers
 import transformers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from analysis.explain import words
@@ -142,6 +143,42 @@ def test_the_bytes_of_tokens_are_those_of_the_text(make):
             assert written.replace(b' ', b'') == line.replace('\u2581', '').replace(' ', '').encode(), line
         else:
             assert written == line.encode()
+
+
+def controls():
+    """SentencePiece with a control symbol, a piece that it never uses, and rows of the embedding that nothing uses."""
+    model = originals.sentencepiece_model(model_type='bpe', control_symbols=['<sep>'], user_defined_symbols=['<tab>'])
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.pieces[300].type = proto.SentencePiece.UNUSED
+    return sentencepiece_tokenizer(proto.SerializeToString(), [None, 1, 2, 0], len(proto.pieces) + 3)
+
+
+def controls_with_vocabulary():
+    model, *_ = controls().parts
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = processor.id_to_piece([*range(processor.get_piece_size())])
+    vocabulary = {piece: number for number, piece in enumerate([*reversed(pieces), '>>fra<<'])}
+    return sentencepiece_tokenizer(model, [None, *(vocabulary[piece] for piece in ('<s>', '</s>', '<unk>'))],
+                                   len(vocabulary), vocabulary)
+
+
+OMITTED = {'llama': (lambda: llama()[0], 0), 'gpt2': (lambda: gpt2()[0], 7), 'llama 3': (lambda: llama_3()[0], 1),
+           'controls': (controls, 4), 'controls with vocabulary': (controls_with_vocabulary, 1)}
+
+
+@pytest.mark.parametrize('make, count', OMITTED.values(), ids=OMITTED)
+def test_a_token_has_no_bytes_if_decoding_omits_it(make, count):
+    """So words to avoid are also found if such tokens are inside them."""
+    ours = make()
+    the, man = ours.encode('the'), ours.encode('man')
+    omitted = [token for token in range(UNK + 1, len(ours))
+               if ours.decode([*the, token, *man]) == ours.decode([*the, *man])]
+    assert omitted == [token for token in range(UNK + 1, len(ours)) if not ours.bytes_of(token)]
+    assert len(omitted) == count
+    automaton, (first, *others) = Automaton(['thean'], ours, False), ours.encode('thean')
+    for token in omitted:
+        state = automaton.after([first, token, *others, token])
+        assert others and (state == DEAD or automaton.table[state, EOS] == DEAD)
 
 
 def plain_sentencepiece():

@@ -31,14 +31,17 @@ def test_demo_batch(tmp_path):
 
 
 def test_shows_the_text_of_the_batch(tmp_path):
-    pairs = [(f'the number {number}', f'le nombre {number}') for number in range(200)]
-    (tmp_path / 'train.tsv').write_text(''.join(f'{source}\t{target}\n' for source, target in pairs))
+    """Characters that would divide a line or a column are escaped."""
+    pairs = [(f'the\tnumber {number}', f'le nombre\x0c{number}\u2028été') for number in range(200)]
+    for language, sentences in zip(('en', 'fr'), zip(*pairs, strict=True), strict=True):
+        (tmp_path / f'train.{language}').write_text('\n'.join(sentences))
     done = show('--config=configs/demo.py', '--config.data.source=files', f'--config.data.dir={tmp_path}',
                 '--config.data.tokenizer.vocab_size=300', f'--config.cache_dir={tmp_path}/cache', '--step=40')
     assert done.returncode == 0, done.stderr
     shown = [tuple(''.join(side.split()).replace('\u2581', ' ').strip() for side in line.split('\t'))
              for line in done.stdout.splitlines()]
-    assert shown and set(shown) <= set(pairs)
+    assert shown and set(shown) <= {(source.replace('\t', r'\t'), target.replace('\x0c', r'\x0c').replace(
+        '\u2028', r'\u2028')) for source, target in pairs}
 
 
 @pytest.mark.parametrize('arguments, message', [
