@@ -13,10 +13,12 @@ With CUDA_VISIBLE_DEVICES=0,1,2,3 and --jobs=4, each run uses one GPU. Without t
 
 import collections
 import logging
+import math
 import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -181,18 +183,29 @@ def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[
 def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> dict[str, int]:
     """Runs jobs, and logs the progress and the result of each job.
 
-    On Ctrl-C, a signal or an error, all runs save and stop.
+    On Ctrl-C, a signal or an error, all runs save and stop. A second signal kills the runs without saving. Signals that
+    arrive less than SAME_REQUEST seconds after the first signal are ignored, as in train.py.
 
     Returns {name of the job: status}.
     """
     from runtime.executors import FULL, STOPPED
+    from runtime.preemption import SAME_REQUEST
 
     statuses = {}
 
     # Under nohup, SIGHUP is ignored, so the sweep continues when its terminal closes.
     hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    first = math.inf  # the time of the first signal
+
+    def interrupt(*_):
+        nonlocal first
+        now = time.monotonic()
+        first = min(first, now)
+        if now == first or now - first >= SAME_REQUEST:
+            raise KeyboardInterrupt
+
     for number in (signal.SIGINT, signal.SIGTERM, *hangup):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, interrupt)
     try:
         with logged_regularly(progress):
             for ended, (job, status) in enumerate(executor.run(jobs), total - len(jobs) + 1):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 TRAIN = '''
 import json, signal, sys, time
 from pathlib import Path
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(75)))  # saves for a second
 flags = dict(argument.lstrip('-').split('=', 1) for argument in sys.argv[1:])
 workdir = Path(flags['workdir'])
 workdir.mkdir(parents=True, exist_ok=True)
