@@ -17,8 +17,9 @@ from jaxtyping import Array, Float, Int, Key
 from typing_extensions import override
 
 from kernels.attention import fused_attention, in_chunks
+from kernels.dense import Dense
 from kernels.heads import einsum_per_head
-from kernels.product import dot_general, products
+from kernels.product import products
 from model.dropout import drop
 from model.places import place, wanted
 from model.positional import AnyArray, Rotary, rotate
@@ -208,16 +209,12 @@ class MultiHeadAttention(nn.Module):
                              'Use attention_kernel=auto.')
 
         def to_heads(heads, width):
-            init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('embed', 'heads', 'kv'))
-            bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('heads', 'kv'))
-            return nn.DenseGeneral((heads, width), use_bias=self.bias != 'none', dtype=self.dtype, kernel_init=init,
-                                   bias_init=bias_init, dot_general=dot_general)
+            return Dense((heads, width), ('embed', 'heads', 'kv'), self.bias != 'none', self.dtype,
+                         bias_axes=('heads', 'kv'))
 
         self.query, self.key, self.value = (to_heads(self.num_heads, self.d_k), to_heads(groups, self.d_k),
                                             to_heads(groups, self.d_v))
-        init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('heads', 'kv', 'embed'))
-        self.output = nn.DenseGeneral(self.d_model, axis=(-2, -1), use_bias=self.bias == 'all', dtype=self.dtype,
-                                      kernel_init=init, dot_general=dot_general)
+        self.output = Dense(self.d_model, ('heads', 'kv', 'embed'), self.bias == 'all', self.dtype, summed=2)
         self.score_weight = None
         if self.score == 'general':
             init = nn.with_logical_partitioning(_near_scaled_dot, ('heads', 'kv', None))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from kernels.product import dot_general
+from kernels.dense import Dense
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.dropout import Dropout
 from model.patches import patches
@@ -49,19 +49,15 @@ class Forecaster(nn.Module):
         mean, variance = inputs.mean(axis=1, keepdims=True), inputs.var(axis=1, keepdims=True)
         scale = jnp.sqrt(variance + SMALLEST_VARIANCE)
         series = (jnp.concatenate([inputs, following[:, :-patch]], axis=1) - mean) / scale
-        init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('patch', 'embed'))
-        x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, dot_general=dot_general,
-                     name='embedding')(patches(series, patch))
+        x = Dense(config.d_model, ('patch', 'embed'), dtype=config.dtype, name='embedding')(patches(series, patch))
         x = place(self, 'embedding', x)
         x = Dropout(config.dropout)(x + self._positions(x.shape[1]).astype(x.dtype), deterministic)
         relation = Relation.within(np.arange(x.shape[1])[None], causal=True)
         # Like the stack of a language model, this stack has the name 'encoder', because it has no cross-attention.
         x = SelfAttentionStack(config, self.num_layers, name='encoder')(x, relation, deterministic)
         first = inputs.shape[1] // patch - 1  # the last patch of the context predicts the first patch after it
-        init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
-        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
-        head = nn.Dense(patch * channels, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
-                        dot_general=dot_general, name='head')
+        head = Dense(patch * channels, ('embed', 'vocab'), kernel_init=nn.initializers.lecun_normal(),
+                     bias_axes=('vocab',), name='head')
         outputs = place(self, 'head', head(x[:, first:]).reshape(batch, horizon * channels))
         changes = outputs.reshape(batch, horizon // patch, patch, channels)
         last = series[:, patch - 1::patch][:, first:, None]

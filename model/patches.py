@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from kernels.dense import Dense
-from kernels.product import dot_general
 from model.blocks import BlockConfig, SelfAttentionStack, layer_norm
 from model.dropout import Dropout
 from model.places import place
@@ -204,9 +203,8 @@ class PatchTransformer(nn.Module):
         if self.stem == 'convolutions':
             x = ConvolutionalStem(config, self.patch, name='stem')(inputs)
         else:
-            init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('patch', 'embed'))
-            x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, dot_general=dot_general,
-                         name='embedding')(patches(inputs, self.patch))
+            x = Dense(config.d_model, ('patch', 'embed'), dtype=config.dtype, name='embedding')(
+                patches(inputs, self.patch))
         x = place(self, 'embedding', x)
         if self.pooling == 'class_token':
             class_token = self.param('class_token', nn.initializers.zeros, (1, 1, config.d_model), jnp.float32)
@@ -221,11 +219,9 @@ class PatchTransformer(nn.Module):
         x = encoder(x, relation, deterministic)
         mean = x.mean(axis=1) if tokens is None else x.mean(axis=1, where=tokens[..., None])
         pooled = place(self, 'pooled', x[:, 0] if self.pooling == 'class_token' else mean)
-        init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
-        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
         # The logits are float32, because logits in bfloat16 are often equal, so that the argmax would be arbitrary.
-        head = nn.Dense(self.outputs, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
-                        dot_general=dot_general, name='head')
+        head = Dense(self.outputs, ('embed', 'vocab'), kernel_init=nn.initializers.lecun_normal(),
+                     bias_axes=('vocab',), name='head')
         return place(self, 'head', head(pooled))
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:

@@ -4,17 +4,18 @@ The docstrings use the sections, appendices and indices of that paper: j is a so
 position. Layers that multiply inputs by a matrix also add a bias, which the equations of the paper omit.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.initializers import Initializer
 from flax.linen.linear import default_kernel_init
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 from typing_extensions import override
 
+from kernels.dense import Dense
 from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache, Memory
 from model.dropout import Dropout, WordDropout
@@ -34,10 +35,9 @@ def orthogonal_blocks(key: Key[Array, ''], shape: tuple[int, int], dtype: DTypeL
 
 
 def dense(size: int, reads: str, writes: str, dtype: DTypeLike, use_bias: bool = True,
-          init: Callable[..., Array] = default_kernel_init) -> nn.Dense:
+          init: Initializer = default_kernel_init) -> Dense:
     """Returns a linear layer. `reads` and `writes` are the names of the axes of its matrix (training/mesh.py)."""
-    return nn.Dense(size, use_bias=use_bias, dtype=dtype,
-                    kernel_init=nn.with_logical_partitioning(init, (reads, writes)))
+    return Dense(size, (reads, writes), use_bias, dtype, kernel_init=init, dot_general=jax.lax.dot_general)
 
 
 class GRUCell(nn.Module):

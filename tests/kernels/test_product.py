@@ -208,14 +208,26 @@ def test_a_bias_gets_the_sum_of_the_gradients(shape, dtype, devices):
 
 @pytest.mark.parametrize('use_bias', [True, False])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_dense_is_that_of_flax(use_bias, dtype):
+@pytest.mark.parametrize('features, summed', [(6, 1), ((3, 2), 1), (6, 2)])
+def test_dense_is_that_of_flax(features, summed, use_bias, dtype):
     """Compares the initial parameters, the values and the gradients."""
-    inputs, found = jnp.float32(np.random.default_rng(0).normal(size=(3, 5, 8))), []
+    inputs, found = jnp.float32(np.random.default_rng(0).normal(size=(3, 5, 4, 2))), []
     tolerance = 1e-5 if dtype == 'float32' else 0.05
     init = nn.initializers.xavier_uniform()
-    for layer in Dense(6, ('embed', 'mlp'), use_bias, dtype), nn.Dense(6, use_bias, dtype, kernel_init=init):
+    axes = tuple('abcd'[:summed + np.size(features)])
+    last = tuple(range(-summed, 0))
+    for layer in (Dense(features, axes, use_bias, dtype, summed),
+                  nn.DenseGeneral(features, last, use_bias=use_bias, dtype=dtype, kernel_init=init)):
         params = nn.unbox(layer.init(jax.random.key(1), inputs))
         outputs, gradients = jax.vjp(layer.apply, params, inputs)
         found.append((params, outputs, gradients(jnp.cos(outputs))))
     assert found[0][1].dtype == dtype
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), *found)
+
+
+def test_the_gradient_of_a_bias_in_bfloat16_is_summed_in_float32():
+    """XLA for CPUs adds in bfloat16, where 256 + 1 is 256: with nn.DenseGeneral, the gradient is 7,168."""
+    layer, inputs = Dense((2, 3), ('a', 'b', 'c'), dtype=jnp.bfloat16), jnp.ones((50, 400, 2))
+    params = nn.unbox(layer.init(jax.random.key(0), inputs))
+    gradient = jax.jit(jax.grad(lambda params: layer.apply(params, inputs).astype(jnp.float32).sum()))(params)
+    np.testing.assert_allclose(gradient['params']['bias'], np.full((2, 3), 20_000), rtol=2 ** -8)
