@@ -265,12 +265,12 @@ OPTIONS = (
     Option('optimizer.warmup', 4000, 'steps of warmup', SOME),
     Option('optimizer.beta1', 0.9, "decay of Adam's first moment", FRACTION),
     Option('optimizer.beta2', 0.98, "decay of Adam's second moment", FRACTION),
-    Option('optimizer.eps', 1e-9, "number that is added to the root of Adam's second moment", Between(1e-30, 1)),
+    Option('optimizer.eps', 1e-9, "number that is added to the root of Adam's second moment", Between(1e-18, 1)),
     Option('optimizer.clip', 0.0, 'maximum norm of the gradient; 0: no clipping', Between(0, 1e9)),
     Option('optimizer.weight_decay', 0.0,
            "AdamW's weight decay, for parameters with at least two axes, except biases; 0: Adam", Between(0, 1000)),
     Option('optimizer.ema', 0.0, 'decay of an exponential moving average of the parameters, such as 0.999: evaluation '
-           'and `decode.py` use the average; 0: none', FRACTION),
+           'and `decode.py` use the average; 0: none', Between(0, 0.9999)),  # above, float32 loses small changes
 
     Option('train.steps', 100_000, 'number of steps of the whole training', SOME, resume=''),
     Option('train.label_smoothing', 0.1, 'label smoothing over classes or tokens', FRACTION, CLASSES),

@@ -29,6 +29,15 @@ def test_it_drops_at_its_rate_independently_and_keeps_the_mean(rate):
     assert not dropped[~mask].any()
 
 
+@pytest.mark.parametrize('rate', [0.05, 0.1, 0.15, 0.3])
+def test_dropout_in_bfloat16_keeps_the_mean(rate):
+    inputs = jnp.bfloat16(np.random.default_rng(0).uniform(1, 2, 10_000))
+    kept, mask = (function(jax.random.key(1), rate) for function in (
+        lambda key, rate: drop(inputs, rate, key), lambda key, rate: keep_mask(key, rate, inputs.shape)))
+    scale = np.float64(kept)[mask].sum() / np.float64(inputs)[mask].sum()
+    assert abs(scale * (1 - rate) - 1) < 3e-4, scale
+
+
 @pytest.mark.parametrize('shape', [(), (7,), (3, 5), (2, 3, 5, 7), (0, 4)], ids=str)
 def test_any_shape(shape):
     assert keep_mask(jax.random.key(0), 0.5, shape).shape == shape
