@@ -7,6 +7,7 @@ matrix product (Shoeybi et al. 2019, arXiv:1909.08053). XLA inserts the communic
 mesh, up to rounding.
 """
 
+import collections
 import logging
 import math
 import os
@@ -57,24 +58,26 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
     if config.get('mode') == 'pmap':  # pmap needs the devices of a process to be neighbours
         by_process = sorted(devices, key=lambda device: (device.process_index, device.id))
         return Mesh(np.reshape(by_process, shape), AXES, axis_types=types)
-    slices = len({getattr(device, 'slice_index', 0) for device in devices})
-    if slices == 1:
+    if len({getattr(device, 'slice_index', 0) for device in devices}) == 1:
         return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
-    return Mesh(_over_slices(devices, shape, slices), AXES, axis_types=types)
+    return Mesh(_over_slices(devices, shape), AXES, axis_types=types)
 
 
-def _over_slices(devices: Devices, shape: tuple[int, ...], slices: int) -> np.ndarray:
+def _over_slices(devices: Devices, shape: tuple[int, ...]) -> np.ndarray:
     """Returns the devices of several TPU slices, or of several machines with GPUs, in the shape of the mesh.
 
-    The network between slices is slower than the network within a slice. So the first possible axis of the mesh
-    connects the slices, and the other axes stay within a slice.
+    The network between slices is slower than the network within a slice. So the first axes of the mesh connect the
+    slices, and as many as possible of the last axes stay within a slice.
     """
-    axis = next((axis for axis, size in enumerate(shape) if size % slices == 0), None)
-    if axis is None:
+    sizes = collections.Counter(device.slice_index for device in devices)
+    if len({*sizes.values()}) > 1:
         return np.reshape(sorted(devices, key=lambda device: (device.slice_index, device.id)), shape)
-    between = tuple(slices if other == axis else 1 for other in range(len(shape)))
+    between, left = [], len(sizes)  # the number of slices along each axis; the remaining factor of this number
+    for size in shape:
+        between.append(math.gcd(size, left))
+        left //= between[-1]
     within = tuple(size // count for size, count in zip(shape, between, strict=True))
-    return mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
+    return mesh_utils.create_hybrid_device_mesh(within, tuple(between), devices, allow_split_physical_axes=True)
 
 
 def mesh_sizes(config: ConfigDict | Mapping[str, Any], count: int, available: str) -> dict[str, int]:

@@ -229,23 +229,27 @@ class FakeDevice:
     core_on_chip: int = 0
 
 
-@pytest.mark.parametrize('sizes, across', [
-    ((-1, 1, 1), [[0] * 4 + [1] * 4]), ((2, 4, 1), [[0, 1]] * 4), ((2, 2, 2), [[0, 1]] * 4),
-    ((1, -1, 1), [[0] * 4 + [1] * 4]), ((1, 1, 8), [[0] * 4 + [1] * 4])])
-def test_the_first_axis_connects_slices(sizes, across):
-    """Each machine with GPUs is a slice."""
-    devices = [FakeDevice(number, process_index=number // 4, slice_index=number // 4) for number in range(8)]
-    mesh = make_mesh(dict(zip(AXES, sizes, strict=True)), devices)
-    axis = next(axis for axis in range(3) if mesh.devices.shape[axis] > 1)
-    lines = np.moveaxis(mesh.devices, axis, -1).reshape(-1, mesh.devices.shape[axis])
-    assert [[device.slice_index for device in line] for line in lines] == across
-    assert len({device.id for device in mesh.devices.flat}) == 8
+@pytest.mark.parametrize('sizes, machines, within', [
+    ((-1, 1, 1), 2, (4, 1, 1)), ((2, 4, 1), 2, (1, 4, 1)), ((2, 2, 2), 2, (1, 2, 2)), ((1, -1, 1), 2, (1, 4, 1)),
+    ((1, 1, 8), 2, (1, 1, 4)), ((2, 2, 8), 4, (1, 1, 8)), ((2, 16, 1), 4, (1, 8, 1)), ((3, 2, 2), 6, (1, 1, 2))])
+def test_the_first_axes_connect_machines_with_gpus(sizes, machines, within):
+    """`within` is the block of devices of each machine. For JAX, each machine with GPUs is a slice."""
+    count = machines * math.prod(within)
+    devices = [FakeDevice(number, slice_index=number // math.prod(within)) for number in range(count)]
+    grid = make_mesh(dict(zip(AXES, sizes, strict=True)), devices).devices
+    owner = np.vectorize(lambda device: device.slice_index)(grid)
+    for place in itertools.product(*(range(0, size, step) for size, step in zip(grid.shape, within, strict=True))):
+        block = owner[tuple(slice(begin, begin + step) for begin, step in zip(place, within, strict=True))]
+        assert len({*block.flat}) == 1
+    assert len({device.id for device in grid.flat}) == count
 
 
-def test_slices_that_divide_no_axis_make_a_mesh():
-    devices = [FakeDevice(number, slice_index=number // 2) for number in range(12)]
-    mesh = make_mesh({'data': 3, 'fsdp': 2, 'tensor': 2}, devices)
-    assert [device.id for device in mesh.devices.flat] == [*range(12)]
+@pytest.mark.parametrize('sizes, slice_of', [((3, 4, 1), lambda number: number // 8),  # 8 devices and 4 devices
+                                             ((9, 1, 1), lambda number: min(number // 4, 1))])
+def test_machines_of_different_sizes_follow_one_another(sizes, slice_of):
+    devices = [FakeDevice(number, slice_index=slice_of(number)) for number in range(math.prod(sizes))]
+    mesh = make_mesh(dict(zip(AXES, sizes, strict=True)), devices[::-1])
+    assert [device.id for device in mesh.devices.flat] == [*range(math.prod(sizes))]
 
 
 def test_pmap_has_the_devices_of_a_process_side_by_side():
