@@ -150,17 +150,17 @@ def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1,
 def one_product(factors, targets, weights, label_smoothing, absent=(), devices=1):
     """Returns the same values as `scan_tiles`, in the form that is fast on accelerators.
 
-    The gradient with respect to the logits of all tiles is kept in memory, in the dtype of the states. So the gradient
-    of the output matrix is one product, which is written once and reduced once over the devices.
+    The gradient with respect to the logits of all tiles is kept in memory, in the dtype of the factors of products. So
+    the gradient of the output matrix is one product, which is written once and reduced once over the devices.
     """
     states, table, bias = factors
-    dtype, classes = states.dtype, len(table)
-    matrix, possible = table.astype(dtype), possible_classes(classes, absent)
+    dtype, narrow, classes = states.dtype, narrowed(states.dtype), len(table)
+    matrix, possible = table.astype(narrow), possible_classes(classes, absent)
     uniform = _uniform(classes, label_smoothing, absent)
 
     def step(carry, tile):
         states, targets, weights = tile
-        logits = _logits(states, matrix, bias)
+        logits = _logits(states, matrix, bias)  # the states are already narrow
         maximum = logits.max(axis=-1)
         normaliser = maximum + jnp.log(jnp.exp(logits - maximum[..., None]).sum(axis=-1))
         at_target = targets[..., None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
@@ -170,12 +170,12 @@ def one_product(factors, targets, weights, label_smoothing, absent=(), devices=1
         smoothed = jnp.where(at_target, 1 - label_smoothing, 0) + uniform
         grad_logits = weights[..., None] * (jnp.exp(logits - normaliser[..., None]) - smoothed)
         grad_bias = None if bias is None else grad_logits.sum(axis=(0, 1))
-        grad_logits = grad_logits.astype(dtype)
+        grad_logits = grad_logits.astype(narrow)
         grad_states = jnp.einsum('btv,vd->btd', grad_logits, matrix, preferred_element_type=jnp.float32).astype(dtype)
         return jax.tree.map(jnp.add, carry, (sums, grad_bias)), (grad_states, grad_logits)
 
     zeros = _zero_sums(), None if bias is None else jnp.zeros(classes, jnp.float32)
-    parts = _split(states, targets, weights, classes, devices)
+    parts = _split(states.astype(narrow), targets, weights, classes, devices)
     scanned: Any = jax.lax.scan(step, zeros, parts)
     (sums, grad_bias), (grad_states, grad_logits) = scanned
     grad_table = jnp.einsum('nbtv,nbtd->vd', grad_logits, parts[0], preferred_element_type=jnp.float32)

@@ -30,7 +30,7 @@ def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_a
     gradient, jax.jvp and jax.jacfwd do not work: use jax.jacrev. Hessians (jax.jvp of jax.grad) work.
 
     Within `jax.default_matmul_precision('bfloat16')`, the factors are rounded to bfloat16, and the sums are in float32.
-    This applies to values and gradients. Accelerators follow this setting by themselves, but XLA for CPUs ignores it.
+    This applies to values and gradients. TPUs follow this setting by themselves, but XLA for CPUs and GPUs ignores it.
     """
     (axes, matrix_axes), batch = dimension_numbers
     count = len(axes)

@@ -55,8 +55,11 @@ class Past(flax.struct.PyTreeNode):
         return self.key.shape[KEYS_AXIS['key']]
 
     def in_rows(self) -> 'Past':
-        """Returns the same keys and values, stored in row-major order, so that no decoding step copies the arrays."""
-        return jax.tree.map(in_rows, self)
+        """Returns the same keys and values. If there is only one device, they are stored in row-major order.
+
+        So no decoding step copies the arrays. With several devices, XLA would gather the rows of all devices.
+        """
+        return jax.tree.map(in_rows, self) if jax.device_count() == 1 else self
 
     def first(self, count: int) -> 'Past':
         """Returns the first `count` keys and values."""

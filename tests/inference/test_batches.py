@@ -5,18 +5,21 @@ import functools
 import itertools
 import json
 import math
+import re
 import threading
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from inference import batches
 from inference.generate import Generator
 from inference.options import SearchOptions
-from inference.search import IMPOSSIBLE, filter_logits
+from inference.search import IMPOSSIBLE, Beam, Vocabulary, filter_logits
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, CharTokenizer
 from model.blocks import BlockConfig
@@ -227,6 +230,18 @@ def test_a_batch_of_any_size_ends(monkeypatch):
         monkeypatch.setattr(batches, 'ROOM', room)
         found = model.find_all(sources, range(7), SearchOptions(extra_length=5, batch_size=size))
         assert [hypotheses[0].tokens for hypotheses in found] == alone
+
+
+def test_a_search_on_several_devices_keeps_the_keys_of_each_sentence_on_its_device():
+    source, limits = np.full((16, 4), 5, np.int32), np.full(16, EXTRA, np.int32)
+    module = MODULES['transformer']()
+    params = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), source, source))['params']
+    by_rows = NamedSharding(Mesh(np.array(jax.devices()), ('data',)), PartitionSpec('data'))
+    batch = jax.device_put(batches.Batch(source, limits, limits, np.arange(16, dtype=np.uint32)), by_rows)
+    program = batches.BatchSearch(module)._whole.lower(
+        params, batch, np.uint32(0), np.uint32(0), search=Beam(Vocabulary(PAD, BOS, EOS), EXTRA, 2)).compile().as_text()
+    assert 'all-gather(' in program  # such as of logits
+    assert not re.search(r'f32\[\d+,\d+,\d+,\d+\]\S* all-gather\(', program)  # keys and values have four axes
 
 
 def use_cores(monkeypatch, cores, devices=1):

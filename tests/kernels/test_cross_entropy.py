@@ -79,10 +79,12 @@ def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
     np.testing.assert_allclose(gradient, expected, atol=0.02 * float(jnp.abs(expected).max()))
 
 
-@pytest.mark.fast_cases(2)
-@pytest.mark.parametrize('devices', [1, 8])  # with one device, the gradient of the table has another form
+@pytest.mark.fast_cases(3)
+# With one device, the gradient of the table has another form. `one_product` is the form of accelerators.
+@pytest.mark.parametrize('devices, form', [(1, 'scan_tiles'), (8, 'scan_tiles'), (1, 'one_product')])
 @pytest.mark.parametrize('tile', [1 << 20, 1000])
-def test_at_bfloat16_the_factors_are_rounded(monkeypatch, tile, devices):
+def test_at_bfloat16_the_factors_are_rounded(monkeypatch, tile, devices, form):
+    monkeypatch.setattr(tiled, 'scan_tiles', getattr(tiled, form))
     monkeypatch.setattr(tiled, 'TILE', tile)
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
     rng = np.random.default_rng(8)
