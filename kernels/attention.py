@@ -54,10 +54,6 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
     # In training, JAX refuses odd numbers also without a bias, because it represents "no bias" by an empty array.
     fits = query.shape[3] % 8 == 0 and query.shape[3] <= 128 and query.shape[1] % 2 == key.shape[1] % 2 == 0
     on_gpu = jax.default_backend() == 'gpu' and query.dtype in (jnp.float16, jnp.bfloat16)
-    if on_gpu and fits and jax.device_count() > 1:
-        # If the devices do not divide the groups, queries and keys have different shardings, which JAX refuses. So each
-        # head gets a copy of its keys and values.
-        key, value = (jnp.repeat(array, query.shape[2] // array.shape[2], axis=2) for array in (key, value))
     sees_any = None
     if bias is not None:
         bias = bias.astype(query.dtype)

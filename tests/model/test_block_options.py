@@ -124,22 +124,6 @@ def test_every_kernel_has_windows_and_groups(relation, groups):
         jax.tree.map(close, of(kernel), expected)
 
 
-@pytest.mark.parametrize('devices, expected', [(1, 2), (4, 4)])
-def test_on_several_gpus_each_head_has_its_own_keys(devices, expected, monkeypatch):
-    """JAX's call of cuDNN refuses queries and keys with different shardings."""
-    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    monkeypatch.setattr(jax, 'device_count', lambda: devices)
-    calls = []
-    monkeypatch.setattr(jax.nn, 'dot_product_attention', lambda query, key, value, *, implementation, **_: (
-        calls.append((implementation, key, value)) or query))
-    query, key = normal(0, 2, 6, 4, 8).astype(jnp.bfloat16), normal(1, 2, 6, 2, 8).astype(jnp.bfloat16)
-    fused_attention(query, key, key)
-    (implementation, keys, values), = calls
-    assert implementation == 'cudnn' and keys.shape == values.shape == (2, 6, expected, 8)
-    for head in range(expected):
-        np.testing.assert_array_equal(keys[:, :, head], key[:, :, head * 2 // expected])
-
-
 @pytest.mark.parametrize('causal', [True, False])
 @pytest.mark.parametrize('window', [1, 3, 9])
 def test_a_window_is_its_definition(window, causal):
