@@ -223,7 +223,7 @@ def _begins_word(previous: str, piece: str) -> bool:
         return False
     if text[0].isspace() or not before[-1:].strip():
         return True
-    if byte := re.match('<0x(..)>', piece):
+    if byte := re.match('<0x([0-9A-F]{2})>', piece):
         return 0xE3 <= int(byte[1], 16) <= 0xE9  # the first byte of a Chinese or Japanese character
     return bool(UNSPACED.match(piece)) and not unicodedata.category(piece[0]).startswith('M')
 
