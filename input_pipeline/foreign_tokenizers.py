@@ -184,6 +184,11 @@ class TokenizersTokenizer(ForeignTokenizer):
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(number for number, token in added.items() if token.special)
 
+    @functools.cached_property
+    def _byte_level(self) -> bool:
+        """Whether the vocabulary has one letter for each byte, as in GPT-2."""
+        return '"ByteLevel"' in self._settings['model']  # cached, because the search takes 0.7 ms with 32,000 tokens
+
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
         return self._tokenizer.decode(self._originals(tokens), skip_special_tokens=True)
@@ -198,7 +203,7 @@ class TokenizersTokenizer(ForeignTokenizer):
         if token <= UNK or number in self._special or number not in self._names:
             return b''
         piece = self.vocabulary[token]
-        if '"ByteLevel"' not in self._settings['model']:
+        if not self._byte_level:
             return _bytes_of_piece(piece)
         letters = letters_of_bytes()  # added tokens are stored as plain text
         return bytes(letters[letter] for letter in piece) if {*piece} <= letters.keys() else piece.encode()

@@ -452,6 +452,21 @@ def test_pieces_of_bytes_are_readable():
 
 
 @pytest.mark.parametrize('make', [gpt2, llama_3])
+def test_pieces_of_a_whole_vocabulary_search_the_json_text_once(make):
+    class Text(str):
+        searches = 0
+
+        def __contains__(self, text):
+            self.searches += 1
+            return super().__contains__(text)
+
+    ours, *_ = make()
+    ours._settings['model'] = text = Text(ours.json)
+    ours.pieces(range(len(ours)))
+    assert text.searches <= 1
+
+
+@pytest.mark.parametrize('make', [gpt2, llama_3])
 @pytest.mark.parametrize('text, expected', [
     ('x = 1\ndef g(y):\n\treturn y', ['x', '=', '1', 'def', 'g(y):', 'return', 'y']),
     ('café 我喜欢 😀', ['café', '我', '喜', '欢', '😀'])])
