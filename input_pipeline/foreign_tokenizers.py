@@ -195,6 +195,8 @@ class TokenizersTokenizer(ForeignTokenizer):
 
     @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
+        if not self._byte_level:  # the names are as in SentencePiece, so train.init_from finds tokens by their names
+            return super().pieces(tokens)
         return [_readable(self.bytes_of(int(token))) or self.vocabulary[token] for token in tokens]
 
     @override
@@ -212,7 +214,7 @@ class TokenizersTokenizer(ForeignTokenizer):
 def _readable(content: bytes) -> str:
     """Returns the bytes of a token as text: U+2581 for a space, '<U+000A>' for a line feed, '<0xE6>' for a single byte.
 
-    The library's own text of a token is hard to read in byte-level BPE, because it has one letter for each byte.
+    This is for byte-level BPE. There, the library's own text is hard to read, because it has one letter for each byte.
     """
     def written(character):
         if '\udc80' <= character <= '\udcff':  # a byte that is only a part of a character
