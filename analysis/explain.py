@@ -206,7 +206,7 @@ class Page:
 def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:
     """Returns the words of `pieces` as tuples (text, index of the first piece, index after the last piece).
 
-    The space before a word belongs to the word. Each start or end token is a word. In a script without spaces, every
+    The spaces before a word belong to the word. Each start or end token is a word. In a script without spaces, every
     piece is a word.
     """
     begins = [place for place, piece in enumerate(pieces) if not place or _begins_word(pieces[place - 1], piece)]
@@ -214,18 +214,27 @@ def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def _begins_word(previous: str, piece: str) -> bool:
-    if piece.startswith(SPACE) or piece in SPECIAL or previous in SPECIAL:
+    if _apart(previous, piece):
         return True
-    if previous == SPACE:  # the space belongs to this word
+    if set(previous) == {SPACE} or not _decoded([piece]).strip():
         return False
-    text, before = _decoded([piece]), _decoded([previous])
-    if not text.strip():  # a line break or a no-break space belongs to the previous word
-        return False
-    if text[0].isspace() or not before[-1:].strip():
-        return True
-    if byte := re.match('<0x(..)>', piece):
+    if byte := re.match('<0x([0-9A-F]{2})>', piece):
         return 0xE3 <= int(byte[1], 16) <= 0xE9  # the first byte of a Chinese or Japanese character
     return bool(UNSPACED.match(piece)) and not unicodedata.category(piece[0]).startswith('M')
+
+
+def _apart(previous: str, piece: str) -> bool:
+    """Returns whether there is white space between two pieces, or one of them is a start or end token."""
+    if piece in SPECIAL or previous in SPECIAL:
+        return True
+    if set(previous) == {SPACE}:  # the spaces belong to this word
+        return False
+    if piece.startswith(SPACE):
+        return True
+    text = _decoded([piece])
+    if not text.strip():  # a line break or a no-break space belongs to the previous word
+        return False
+    return text[0].isspace() or _decoded([previous])[-1:].isspace()
 
 
 def _spelled(pieces: Sequence[str]) -> str:
@@ -275,7 +284,8 @@ def _deflated(weights: Float[np.ndarray, 'layer head t s']) -> str:
 
 
 def _row(pieces: list[str]) -> dict[str, Any]:
-    return {'pieces': pieces, 'words': words(pieces), 'special': [piece in SPECIAL for piece in pieces]}
+    return {'pieces': pieces, 'words': words(pieces), 'special': [piece in SPECIAL for piece in pieces],
+            'apart': [_apart(previous, piece) for previous, piece in itertools.pairwise(['', *pieces])]}
 
 
 def _rounded(probability: float) -> float:

@@ -152,7 +152,8 @@ def _read(paths: Sequence[Path], channels: int, size: Sequence[int],
 def _all_grey(folder: Path) -> bool:
     """Returns whether all images of the classes in a folder are greyscale. The images are not decoded.
 
-    An image with a palette counts as a colour image, so that existing runs keep their number of channels.
+    An image with a palette counts as a colour image, so that existing runs keep their number of channels. However,
+    Pillow opens a GIF or BMP file whose palette is exactly the levels of grey, in order, as a greyscale image.
     """
     return all(_opened(path).mode in GREY for path, _ in _paths_and_classes(folder))
 

@@ -10,7 +10,7 @@ function drawTokens() {
       const special = row.special[group[1]];
       made.classList.toggle('quiet', special || group[0] === BLANK);
       made.append(special ? isolated(group[0]) : group[0] || BLANK);  // isolated, because <s> must not determine the writing direction of the row
-      const apart = special || row.pieces[group[1]].startsWith('▁') || row.special[group[1] - 1];
+      const apart = row.apart[group[1]];
       made.classList.toggle('apart', apart);
       return apart ? [' ', made] : [made];
     }));

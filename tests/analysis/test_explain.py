@@ -80,8 +80,10 @@ def example(number=1, text='one', pieces=('a', 'b')):
     (['T', 'o', '▁', 'b', 'e', '<U+000A>', 'o', 'r'], ['To', 'be', 'or']),
     (['2', '6', '\xa0', '%'], ['26', '%']),
     (['<0xFF>', 'a'], ['\ufffda']),
+    (['a', '<0xyz>', '<0xe6>'], ['a<0xyz><0xe6>']),  # ordinary text, not bytes
     (['a', '<0x0A>', '<0x0A>', '<0xC3>', '<0xA9>'], ['a', 'é']),
     (['▁=', '▁1', '<U+000A>', 'g', '(', '):<U+000A>', '<U+0009>return', '▁y'], ['=', '1', 'g():', 'return', 'y']),
+    (['<U+000A>', '▁▁▁▁', '▁return', '▁', '▁y', '▁▁', '</s>'], ['', 'return', 'y', '', '</s>']),
     (['▁<0xE6><0x88>', '<0x91>', '喜<0xE6><0xAC>', '<0xA2>', '▁<0xF0><0x9F><0x98>', '<0x80>'], ['我', '喜欢', '😀']),
     ([], []),
 ])
@@ -113,6 +115,21 @@ def test_what_is_written_is_what_was_there(tmp_path):
         assert f"{tag}-src 'sha256-{digest}'" in html
     assert "default-src 'none'" in html
     assert set(re.findall(r'https?://[^\'"]*', html)) == {'http://www.w3.org/2000/svg'}  # a name, never asked for
+
+
+@pytest.mark.parametrize('pieces, expected', [
+    (['<s>', '▁a', 'b', '</s>'], '<s> ▁ab </s>'),
+    (['▁1', '<U+000A>', 'g', ':<U+000D><U+000A>', '<U+0009>y', '<0x0A>', '(', '<U+00A0>', '%'],
+     '▁1<U+000A> g:<U+000D><U+000A> <U+0009>y<0x0A> (<U+00A0> %'),
+    (['a', '▁', '2', '▁▁', '▁b'], 'a ▁2 ▁▁▁b'),
+    (['▁', '我', '喜欢', '<0x0A>', '猫'], '▁我喜欢<0x0A> 猫'),
+])
+def test_pieces_are_apart_at_white_space_and_special_tokens(pieces, expected, tmp_path):
+    page = Page(tmp_path / 'page.html', '', 1)
+    page.add(example(pieces=pieces))
+    page.write()
+    apart = written(page.path)[1]['items'][0]['attention'][0]['queries']['apart']
+    assert ''.join(' ' * gap + piece for gap, piece in zip(apart, pieces, strict=True)).lstrip() == expected
 
 
 @pytest.mark.parametrize('weight', [-0.01, 33.0, np.nan])

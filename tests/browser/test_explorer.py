@@ -92,6 +92,15 @@ def test_subwords_are_merged_into_words(opened):
         picture(page, 'words')
 
 
+def test_words_are_apart_after_line_breaks_and_tabs(opened):
+    program = ['▁x', '▁=', '▁1', '<U+000A>', 'def', '▁g', '(', 'y', '):', '<U+000A>', '<U+0009>return', '▁y', '<0x0A>',
+               '▁▁▁▁', '▁return', '▁z', '</s>']
+    with opened([translation(1, source=program)]) as page:
+        page.locator('#merged').check()
+        assert page.locator('#keys').inner_text() == 'x = 1 def g(y): return y return z </s>'
+        picture(page, 'program')
+
+
 def test_the_keyboard_reaches_everything(opened):
     with opened([translation(number) for number in (1, 2, 3)]) as page:
         def press(*keys):

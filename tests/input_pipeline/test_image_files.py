@@ -162,6 +162,14 @@ def test_a_palette_of_grey_colours_is_greyscale_in_a_prediction_and_colour_in_tr
     assert read(tmp_path / 'others', validation_share=0.0)[0].shape == (1, 5, 4, 3)
 
 
+@pytest.mark.parametrize('suffix', ['.gif', '.bmp'])
+def test_a_palette_of_the_levels_of_grey_in_order_is_greyscale_in_training(tmp_path, suffix):
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)  # all levels: Pillow removes unused colours of a GIF
+    (tmp_path / 'train/a').mkdir(parents=True)
+    Image.fromarray(levels).convert('P').save(tmp_path / f'train/a/x{suffix}')
+    np.testing.assert_array_equal(read(tmp_path, validation_share=0.0)[0], levels[None, ..., None])
+
+
 def test_images_with_transparency_are_counted(tmp_path, caplog):
     splits.say.cache_clear()
     caplog.set_level('INFO', logger='allyouneed')

@@ -452,6 +452,21 @@ def test_pieces_of_bytes_are_readable():
 
 
 @pytest.mark.parametrize('make', [gpt2, llama_3])
+def test_pieces_of_a_whole_vocabulary_search_the_json_text_once(make):
+    class Text(str):
+        searches = 0
+
+        def __contains__(self, text):
+            self.searches += 1
+            return super().__contains__(text)
+
+    ours, *_ = make()
+    ours._settings['model'] = text = Text(ours.json)
+    ours.pieces(range(len(ours)))
+    assert text.searches <= 1
+
+
+@pytest.mark.parametrize('make', [gpt2, llama_3])
 @pytest.mark.parametrize('text, expected', [
     ('x = 1\ndef g(y):\n\treturn y', ['x', '=', '1', 'def', 'g(y):', 'return', 'y']),
     ('café 我喜欢 😀', ['café', '我', '喜', '欢', '😀'])])
@@ -460,15 +475,18 @@ def test_line_breaks_and_characters_of_several_bytes_make_words(make, text, expe
     assert [word for word, *_ in words(ours.pieces(ours.encode(text)))] == expected
 
 
-def test_pieces_of_a_tokenizer_json_contain_the_spaces_before_words():
+def test_pieces_of_a_tokenizer_json_with_byte_fallback_are_as_in_sentencepiece():
     """The decoder removes the space at the beginning of a text, so a decoded token has lost its space."""
-    original = tokenizers.Tokenizer(models.BPE({'<unk>': 0, '</s>': 1, '\u2581': 2, 'a': 3, '\u2581a': 4, '<0x0A>': 5},
-                                               [('\u2581', 'a')], byte_fallback=True, unk_token='<unk>'))
+    names = '<unk>', '</s>', '\u2581', 'a', '\u2581a', '<0x0A>', '<0x20>', '<0x61>', '\r'
+    vocabulary = {name: number for number, name in enumerate(names)}
+    original = tokenizers.Tokenizer(models.BPE(vocabulary, [('\u2581', 'a')], byte_fallback=True, unk_token='<unk>'))
     original.normalizer = normalizers.Sequence([normalizers.Prepend('\u2581'), normalizers.Replace(' ', '\u2581')])
     original.decoder = decoders.Sequence([decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse(),
                                           decoders.Strip(' ', 1, 0)])
-    ours = tokenizers_tokenizer(original.to_str(), [None, None, 1, 0], 6)
-    assert ours.pieces(ours.encode('a a\na')) == ['\u2581a', '\u2581a', '<U+000A>', 'a']
+    ours = tokenizers_tokenizer(original.to_str(), [None, None, 1, 0], len(vocabulary))
+    assert ours.pieces(ours.encode('a a\na')) == ['\u2581a', '\u2581a', '<0x0A>', 'a']
+    # A byte and a letter are different pieces. They have the names as in SentencePiece, for train.init_from.
+    assert ours.pieces(range(len(ours))) == [*SPECIAL, *names[2:]]
 
 
 @pytest.mark.parametrize('content', ['{"kind": "tokenizers"}', '{"kind": "sentencepiece", "special": [0, 1, 2, 9], '
