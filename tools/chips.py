@@ -7,13 +7,36 @@ and H100 SXM (without sparsity).
 
 import dataclasses
 import math
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from runtime.errors import UserError
 from tools.program import Collective
 
 MOST_DEVICES = 1_000_000  # more than any machine has, to catch typing mistakes
+# The environment variables that set the share of a GPU's memory that JAX uses: the present name and the old name.
+GPU_SHARE = 'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+
+
+def gpu_share(environment: Mapping[str, str]) -> float:
+    """Returns the share of a GPU's memory that JAX uses: the value of the environment variable, or 0.75.
+
+    The default is that of JAX 0.10 (docs.jax.dev, "GPU memory allocation").
+
+    Raises:
+      UserError: if the value is not a number above 0 and up to 1.
+    """
+    for name in GPU_SHARE:
+        if text := environment.get(name):
+            try:
+                share = float(text)
+            except ValueError:
+                share = 0.0
+            if not 0 < share <= 1:
+                raise UserError(f'{name}={text}: must be a number above 0 and up to 1. Use 0.9, or unset it')
+            return share
+    return 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +66,20 @@ class Chip:
     island: int = 0
     libtpu: str = ''
 
+    @property
+    def available(self) -> float:
+        """The bytes of the device's memory that a program can use. On a GPU, JAX uses only a share of the memory."""
+        return self.memory if self.axes else self.memory * gpu_share(os.environ)
 
+
+# The memory of GPUs is the total that CUDA reports, which is a little less than 80 GiB.
 CHIPS = {chip.name: chip for chip in (
     Chip('v4', 275e12, 32 * 2 ** 30, 1.228e12, 9e10, 6.25e9, 3, libtpu='v4'),
     Chip('v5e', 197e12, 16 * 2 ** 30, 8.19e11, 9e10, 3.125e9, 2, libtpu='v5e'),
     Chip('v5p', 459e12, 95 * 2 ** 30, 2.765e12, 1.8e11, 6.25e9, 3, libtpu='v5'),
     Chip('v6e', 918e12, 32 * 2 ** 30, 1.64e12, 1.8e11, 1.25e10, 2, libtpu='v6e'),
-    Chip('a100', 312e12, 80e9, 2.039e12, 3e11, 2.5e10, 0, island=8),
-    Chip('h100', 989e12, 80e9, 3.35e12, 4.5e11, 5e10, 0, island=8),
+    Chip('a100', 312e12, 79 * 2 ** 30, 2.039e12, 3e11, 2.5e10, 0, island=8),
+    Chip('h100', 989e12, 79 * 2 ** 30, 3.35e12, 4.5e11, 5e10, 0, island=8),
 )}
 
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import logging
+import os
 import time
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from tools.ahead import Ahead, Figures, Recipe, TooLarge, assumed_sizes, devices_of, keep, vocabulary_size
-from tools.chips import Bounds, Topology
+from tools.chips import GPU_SHARE, Bounds, Topology, gpu_share
 from tools.formula import KINDS, bounds, candidates, estimate
 from training.mesh import mesh_sizes
 from training.summary import duration
@@ -47,7 +48,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether the programs of the plan fit into the memory of a device."""
-        return self.train.peak <= self.topology.chip.memory
+        return self.train.peak <= self.topology.chip.available
 
     @property
     def bounds(self) -> Bounds:
@@ -63,7 +64,7 @@ class Plan:
             'remat': config.model.remat, 'remat_keep': config.model.remat_keep,
             'accumulate': config.train.accumulate, 'tokens_per_step': self.tokens,
             'memory': {**self.held, 'arguments': self.train.arguments, 'temporaries': self.train.temporaries,
-                       'peak': self.train.peak, 'available': self.topology.chip.memory},
+                       'peak': self.train.peak, 'available': self.topology.chip.available},
             'train': dataclasses.asdict(self.train),
             'bytes_per_token': self.train.traffic * self.topology.devices / self.tokens,
             'seconds': {**dataclasses.asdict(best), 'best': best.seconds}, 'limit': best.limit,
@@ -157,7 +158,7 @@ def too_large(config: ConfigDict, topology: Topology, length: int | None, needed
         return TooLarge(f'{problem}. Use more or larger chips, or reduce the model or the batch', needed, available)
     limit = by_formula(config, topology, length).train.peak  # the recipe itself does not fit
     if needed:
-        limit *= (available or topology.chip.memory) / needed
+        limit *= (available or topology.chip.available) / needed
     for candidate in ranked(config, topology, length):
         if candidate.fits and candidate.train.peak < limit and candidate.config.batch == config.batch:
             return TooLarge(f'{problem}. By formula, these options would fit: {as_flags(candidate)}', needed, available)
@@ -167,7 +168,9 @@ def too_large(config: ConfigDict, topology: Topology, length: int | None, needed
 
 def _too_little(topology: Topology, step: str, needed: float | None, available: float | None) -> str:
     """Returns a message that a device has too little memory for `step`. `too_large` explains the arguments."""
-    return (f'{topology}: a device has {gibibytes(available or topology.chip.memory)}, but {step} needs '
+    share = '' if topology.chip.axes else (f' for JAX, {gpu_share(os.environ):.0%} of its memory (set {GPU_SHARE[0]} '
+                                           'to change the share)')
+    return (f'{topology}: a device has {gibibytes(available or topology.chip.available)}{share}, but {step} needs '
             + (f'about {gibibytes(needed)}' if needed else 'more'))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.errors import UserError
-from tools.chips import CHIPS, Bounds, link_seconds, parse_topology
+from tools.chips import CHIPS, Bounds, gpu_share, link_seconds, parse_topology
 from tools.program import Collective
 
 
@@ -19,6 +19,13 @@ def test_topologies_are_read():
 def test_others_are_refused(text):
     with pytest.raises(UserError, match='--topology='):
         parse_topology(text)
+
+
+@pytest.mark.parametrize('text', ['x', '0', '-1', '1.5', 'nan', '75%'])
+def test_a_share_of_the_memory_that_jax_cannot_use_is_refused(text):
+    with pytest.raises(UserError, match=f'^XLA_CLIENT_MEM_FRACTION={text}: must be a number above 0 and up to 1'):
+        gpu_share({'XLA_CLIENT_MEM_FRACTION': text})
+    assert gpu_share({}) == 0.75 and gpu_share({'XLA_CLIENT_MEM_FRACTION': '0.9'}) == 0.9
 
 
 def test_an_all_reduce_of_a_ring():

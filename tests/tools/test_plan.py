@@ -21,7 +21,7 @@ from runtime.errors import UserError
 from tests.scripts import ROOT
 from tools import planning
 from tools.ahead import Ahead, Figures, Recipe, TooLarge, keep, load
-from tools.chips import parse_topology
+from tools.chips import GPU_SHARE, parse_topology
 from tools.formula import REMAT, bounds, candidates, estimate, meshes
 from tools.planning import Plan, as_flags, by_formula, described, ranked, sizes_of_mesh, too_large
 
@@ -135,6 +135,25 @@ def test_a_plan_for_an_imported_model_needs_its_run(tmp_path, monkeypatch):
     with pytest.raises(UserError, match='tokenizer.kind=sentencepiece: .* Use --config=configs/fine_tune.py:RUN'):
         by_formula(imported, topology)
     assert 'has 900 tokens' in described(by_formula(fine_tune.get_config(str(tmp_path)), topology))
+
+
+@pytest.mark.parametrize('variable, value, fits', [
+    (None, None, False), ('XLA_CLIENT_MEM_FRACTION', '.9', True), ('XLA_PYTHON_CLIENT_MEM_FRACTION', '.9', True)])
+def test_a_plan_for_a_gpu_fits_into_the_share_of_the_memory_that_jax_uses(monkeypatch, variable, value, fits):
+    """The step needs 65.2 GiB. JAX uses 59.3 GiB of an H100 by default."""
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    for name in GPU_SHARE:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, value)
+    config, topology = demo.get_config(), parse_topology('h100:1')
+    config.batch.tokens = 806_429
+    plan = by_formula(config, topology)
+    assert plan.fits is fits and 65 < plan.train.peak / 2 ** 30 < 65.5
+    assert plan.to_dict()['memory']['available'] / 2 ** 30 == pytest.approx(79 * (0.9 if fits else 0.75))
+    if not fits:
+        message = str(too_large(config, topology, None, plan.train.peak))
+        assert 'has 59.25 GiB for JAX, 75% of its memory (set XLA_CLIENT_MEM_FRACTION to change the share)' in message
 
 
 @pytest.mark.parametrize('option', ['r_drop', 'simcut'])
