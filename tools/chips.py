@@ -48,12 +48,12 @@ class Chip:
       flops: the peak rate of bfloat16 matrix products, in operations per second.
       memory: the size of the device's memory in bytes.
       bandwidth: bytes per second between the device's memory and its cores.
-      link: bytes per second that a chip sends and receives along one axis of the torus, summed over both directions of
-        both links. For a GPU, the bytes per second that NVLink sends.
+      link: bytes per second of one link of the torus, summed over both directions. A chip sends as many bytes per
+        second over its two links along one axis. For a GPU, the bytes per second that NVLink sends.
       network: bytes per second of a chip's share of the network between slices, or between machines with GPUs.
       axes: the number of axes of the torus. A collective over several axes uses the links of all these axes. 0 means
         GPUs that are connected by a switch.
-      island: the number of chips that `link` connects; 0 means the whole slice.
+      island: the largest number of chips that `link` connects; 0 means the whole slice.
       libtpu: the name of the chip in libtpu; '' means that plans use only the formula.
     """
     name: str
@@ -137,8 +137,9 @@ def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: di
     and m is the number of groups. First, each group reduces the array over its own devices. Then each device exchanges
     a share of m / n of the array over the network.
     """
-    chip, seconds = topology.chip, 0.0
-    per_slice = chip.island or math.prod(topology.shape)
+    chip, per_slice, seconds = topology.chip, math.prod(topology.shape), 0.0
+    if chip.island:
+        per_slice = min(per_slice, chip.island)
     stride = {axis: math.prod(list(mesh.values())[place + 1:]) for place, axis in enumerate(mesh)}
     for collective in collectives:
         axes = collective.axes.split('+')

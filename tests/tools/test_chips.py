@@ -50,6 +50,16 @@ def test_between_slices_the_network_counts():
         2 * 8e9 * 0.5 / 3.125e9)
 
 
+@pytest.mark.parametrize('name, slices, within, between', [
+    ('a100:4', 2, 1e9 * 3 / 4 / 3e11, 1e9 / 4 / 2 / 2.5e10), ('a100:8', 1, 1e9 * 7 / 8 / 3e11, 0),
+    ('a100:16', 1, 1e9 * 7 / 8 / 3e11, 1e9 / 8 / 2 / 2.5e10), ('a100:8', 2, 1e9 * 7 / 8 / 3e11, 1e9 / 8 / 2 / 2.5e10)])
+def test_gpus_of_several_machines_use_the_network(name, slices, within, between):
+    topology = parse_topology(name, slices)
+    gradients = Collective('all-reduce', 'data', topology.devices, 1e9, 1)
+    assert link_seconds([gradients], topology, {'data': topology.devices, 'fsdp': 1, 'tensor': 1}) == pytest.approx(
+        2 * (within + between))
+
+
 def test_what_bounds_a_step():
     bounds = Bounds(arithmetic=0.5, memory=2.0, links=1.0)
     assert (bounds.seconds, bounds.limit, bounds.share) == (2.0, 'memory', 0.25)
