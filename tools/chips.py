@@ -15,6 +15,8 @@ from runtime.errors import UserError
 from tools.program import Collective
 
 MOST_DEVICES = 1_000_000  # more than any machine has, to catch typing mistakes
+# A TPU has only products of bfloat16. XLA computes a product in float32 ('highest') as the sum of six of them.
+FLOAT32_PASSES = 6
 # The environment variables that set the share of a GPU's memory that JAX uses: the present name and the old name.
 GPU_SHARE = 'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'
 
@@ -55,6 +57,8 @@ class Chip:
         GPUs that are connected by a switch.
       island: the largest number of chips that `link` connects; 0 means the whole slice.
       libtpu: the name of the chip in libtpu; '' means that plans use only the formula.
+      tensorfloat32: the peak rate of a GPU's matrix products in tensorfloat32.
+      float32: the peak rate of a GPU's matrix products in float32.
     """
     name: str
     flops: float
@@ -65,6 +69,21 @@ class Chip:
     axes: int
     island: int = 0
     libtpu: str = ''
+    tensorfloat32: float = 0.0
+    float32: float = 0.0
+
+    def rate(self, dtype: str, precision: str) -> float:
+        """Returns the peak rate of matrix products, in operations per second.
+
+        Args:
+          dtype: config.model.dtype.
+          precision: config.train.matmul_precision, except 'auto'.
+        """
+        if dtype == 'bfloat16' or precision == 'bfloat16':
+            return self.flops
+        if precision == 'float32':
+            return self.float32 or self.flops / FLOAT32_PASSES
+        return self.tensorfloat32 or self.flops  # JAX's default for float32 activations: bfloat16 on TPUs
 
     @property
     def available(self) -> float:
@@ -78,8 +97,8 @@ CHIPS = {chip.name: chip for chip in (
     Chip('v5e', 197e12, 16 * 2 ** 30, 8.19e11, 9e10, 3.125e9, 2, libtpu='v5e'),
     Chip('v5p', 459e12, 95 * 2 ** 30, 2.765e12, 1.8e11, 6.25e9, 3, libtpu='v5'),
     Chip('v6e', 918e12, 32 * 2 ** 30, 1.64e12, 1.8e11, 1.25e10, 2, libtpu='v6e'),
-    Chip('a100', 312e12, 79 * 2 ** 30, 2.039e12, 3e11, 2.5e10, 0, island=8),
-    Chip('h100', 989e12, 79 * 2 ** 30, 3.35e12, 4.5e11, 5e10, 0, island=8),
+    Chip('a100', 312e12, 79 * 2 ** 30, 2.039e12, 3e11, 2.5e10, 0, island=8, tensorfloat32=156e12, float32=19.5e12),
+    Chip('h100', 989e12, 79 * 2 ** 30, 3.35e12, 4.5e11, 5e10, 0, island=8, tensorfloat32=494.5e12, float32=67e12),
 )}
 
 
@@ -177,5 +196,5 @@ class Bounds:
 
     @property
     def share(self) -> float:
-        """An upper bound of the utilisation: the FLOP/s of a step, divided by the peak FLOP/s of the chip."""
+        """An upper bound of the utilisation: the FLOP/s of a step, divided by the peak rate (`Chip.rate`)."""
         return self.arithmetic / self.seconds

@@ -12,6 +12,7 @@ from tools.ahead import Ahead, Figures, Recipe, TooLarge, assumed_sizes, devices
 from tools.chips import GPU_SHARE, Bounds, Topology, gpu_share
 from tools.formula import KINDS, bounds, candidates, estimate
 from training.mesh import mesh_sizes
+from training.precision import planned_precision
 from training.summary import duration
 
 log = logging.getLogger('allyouneed.plan')
@@ -53,7 +54,17 @@ class Plan:
     @property
     def bounds(self) -> Bounds:
         """The lower bounds of the time of a train step."""
-        return bounds(self.train, self.topology, self.mesh)
+        return bounds(self.train, self.topology, self.mesh, self.rate)
+
+    @property
+    def rate(self) -> float:
+        """The peak rate of the matrix products of a train step, in operations per second."""
+        return self.topology.chip.rate(self.config.model.dtype, planned_precision(self.config))
+
+    @property
+    def decode_rate(self) -> float:
+        """The peak rate of the matrix products of a search step. train.matmul_precision does not apply to decoding."""
+        return self.topology.chip.rate(self.config.model.dtype, 'default')
 
     def to_dict(self) -> dict:
         """Returns the plan as a dict for JSON."""
@@ -68,10 +79,10 @@ class Plan:
             'train': dataclasses.asdict(self.train),
             'bytes_per_token': self.train.traffic * self.topology.devices / self.tokens,
             'seconds': {**dataclasses.asdict(best), 'best': best.seconds}, 'limit': best.limit,
-            'share_of_peak': best.share, 'tokens_per_second': self.tokens / best.seconds,
+            'peak_rate': self.rate, 'share_of_peak': best.share, 'tokens_per_second': self.tokens / best.seconds,
             'days': total / 86_400, 'chip_hours': total / 3600 * self.topology.devices}
         if self.decode:
-            step = bounds(self.decode, self.topology, self.mesh)
+            step = bounds(self.decode, self.topology, self.mesh, self.decode_rate)
             result['decode'] = {**dataclasses.asdict(self.decode), 'seconds': step.seconds, 'limit': step.limit}
         return result
 
@@ -263,7 +274,8 @@ def described(plan: Plan) -> str:
         f'assumed: every batch is full, {rows} x {length} tokens; the vocabulary has '
         f'{vocabulary_size(assumed_sizes(config)):,} tokens',
         'memory per device: ' + ', '.join(f'{name} {gibibytes(value)}' for name, value in figures['memory'].items()),
-        f'arithmetic per device and step: {train.flops:.3g} operations of matrix products',
+        f'arithmetic per device and step: {train.flops:.3g} operations of matrix products, at most {plan.rate:.4g} per '
+        'second',
         f'traffic per device and step: {train.traffic:.3g} bytes, {figures["bytes_per_token"]:,.0f} per token'
         + (f' (with operands that stay in the cores: {train.operands:.3g})' if train.operands else ''),
         *(f'link: {collective.kind} along {collective.axes}, {collective.times} times, {collective.bytes:.3g} bytes '
@@ -274,7 +286,7 @@ def described(plan: Plan) -> str:
         f'{config.train.steps:,} steps in {duration(config.train.steps * best.seconds)}, '
         f'{figures["chip_hours"]:,.0f} chip-hours']
     if plan.decode:
-        step = bounds(plan.decode, topology, plan.mesh)
+        step = bounds(plan.decode, topology, plan.mesh, plan.decode_rate)
         lines.append(f'a step of beam search, {config.decode.batch_size} x {config.decode.beam}: '
                      f'{plan.decode.traffic:.3g} bytes, {gibibytes(plan.decode.peak)}; at best '
                      f'{1e3 * step.seconds:.3f} ms, limited by {step.limit}')

@@ -1,5 +1,6 @@
 """python -m tools.plan without libtpu: by formula, its search, its errors; and programs that are kept, on the CPU."""
 
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -187,6 +188,27 @@ def test_activations_of_float32_take_twice_the_bytes_of_bfloat16(monkeypatch):
     assert whole.collectives[0].bytes == 2 * half.collectives[0].bytes and whole.arguments == half.arguments
 
 
+@pytest.mark.parametrize('topology, dtype, precision, rate', [
+    ('h100:8', 'bfloat16', 'default', 989e12), ('h100:8', 'float32', 'default', 494.5e12),
+    ('h100:8', 'float32', 'auto', 494.5e12), ('h100:8', 'float32', 'bfloat16', 989e12),
+    ('h100:8', 'float32', 'float32', 67e12), ('a100:8', 'float32', 'default', 156e12),
+    ('a100:8', 'float32', 'float32', 19.5e12), ('v5e:2x2', 'float32', 'default', 197e12),
+    ('v5e:2x2', 'float32', 'float32', 197e12 / 6)])
+def test_the_peak_rate_is_that_of_the_precision_of_the_products(monkeypatch, topology, dtype, precision, rate):
+    monkeypatch.setattr(Recipe, 'flops', 10 ** 12)
+    plan = by_formula(small(model__dtype=dtype, train__matmul_precision=precision), parse_topology(topology))
+    assert plan.bounds.arithmetic == pytest.approx(plan.train.flops / rate)
+    assert plan.to_dict()['peak_rate'] == pytest.approx(rate)
+
+
+def test_a_step_of_beam_search_has_the_default_precision(monkeypatch):
+    """train.matmul_precision has no effect on it."""
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    config = small(model__dtype='float32', train__matmul_precision='float32')
+    plan = dataclasses.replace(by_formula(config, parse_topology('v5e:2x2')), decode=Figures(197e12, 0, 0, 0, 0, 0, ()))
+    assert plan.to_dict()['decode']['seconds'] == pytest.approx(1)
+
+
 def test_the_layers_of_the_decoder_count(monkeypatch):
     monkeypatch.setattr(Recipe, 'flops', 1)
 
@@ -240,7 +262,7 @@ def test_the_search_prefers_what_fits_and_is_fastest():
     topology, config = parse_topology('v5e:2x2'), small()
     plans = ranked(config, topology)
     assert len(plans) > 20 and len(plans) <= len(list(candidates(topology, config)))
-    speeds = [each.tokens / bounds(each.train, topology, each.mesh).seconds for each in plans if each.fits]
+    speeds = [each.tokens / bounds(each.train, topology, each.mesh, each.rate).seconds for each in plans if each.fits]
     assert all(one >= 0.99 * other for one, other in itertools.pairwise(speeds))
     assert [each.fits for each in plans] == sorted((each.fits for each in plans), reverse=True)
 
