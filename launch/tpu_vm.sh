@@ -3,6 +3,9 @@
 #
 #   gcloud compute tpus tpu-vm ssh NAME --worker=all --command='cd allyouneed && launch/tpu_vm.sh --config=configs/wmt14_base.py --workdir=RUN'
 #
+# First, run `pip install -e . 'jax[tpu]'` on every VM. Without libtpu, every VM would start its own training on CPUs, in the
+# same RUN.
+#
 # The VMs of a slice find each other. RUN and config.cache_dir must then be on a file system that all VMs share. If train.py
 # ends with status 75 or is killed, this script starts it again, at most RESTARTS times (100), and training resumes from the
 # newest checkpoint. After SIGTERM or SIGINT to this script, train.py saves a checkpoint and ends, and the script ends, too.

@@ -12,7 +12,7 @@ import jax
 from run_directory.checksums import checksums
 from runtime.agreement import exchange
 from runtime.errors import UserError
-from runtime.processes import lost
+from runtime.processes import communication_error
 
 
 class Damaged(Exception):
@@ -44,7 +44,7 @@ def damage_agreed(folder: Path) -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, MemoryError):  # not caused by the files
         raise
     except Exception as error:  # Orbax and TensorStore raise many types of exceptions
-        if lost(error):
+        if communication_error(error):
             raise
         damaged, cause = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__, error
     for number, (refusal, damage) in enumerate(exchange(f'the check of {folder.name}', (refused, damaged))):

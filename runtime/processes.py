@@ -36,6 +36,8 @@ RESUME = 'All checkpoints are safe. Run the same command again in all processes 
 # XLA's messages contain one of these words if a connection to another process (Gloo on CPUs, NCCL on GPUs) or to JAX's
 # coordinator breaks.
 LOST = re.compile('gloo|nccl|connection|socket|peer|heartbeat|unavailable|deadline_exceeded|barrier', re.IGNORECASE)
+# NCCL's messages contain this text if the processes are set up wrongly. Starting the job again would not help.
+PERMANENT = re.compile('nccl.*failed: invalid (usage|argument)|duplicate gpu', re.IGNORECASE | re.DOTALL)
 READING = re.compile('[A-Z_]+: (gloo|nccl)', re.IGNORECASE)  # message of a ValueError when a result is read
 
 log = logging.getLogger('allyouneed.train')
@@ -117,13 +119,19 @@ def refuse_unequal_devices() -> None:
 
 def lost(error: BaseException | None) -> bool:
     """Returns whether `error` occurred because another process of the job has ended or does not respond."""
-    while error is not None:
+    text = communication_error(error)
+    return bool(text) and not PERMANENT.search(text)
+
+
+def communication_error(error: BaseException | None) -> str:
+    """Returns XLA's message if `error` occurred because the processes of the job cannot communicate, or ''."""
+    while error is not None and global_state.client is not None:
         text = str(error)
         if (isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(text)
                 or isinstance(error, ValueError) and READING.match(text)):
-            return global_state.client is not None
+            return text
         error = error.__cause__ or error.__context__
-    return False
+    return ''
 
 
 @contextlib.contextmanager
@@ -134,6 +142,9 @@ def ending_together() -> Iterator[None]:
     starts the job again. Any other error is raised. The shutdown after such an error may wait for the other processes
     forever. So if this process is still running after SHUTDOWN seconds, it exits with status 2. Has no effect on a
     process that runs alone.
+
+    Raises:
+      UserError: if NCCL reports that the job is set up wrongly.
     """
     try:
         yield
@@ -145,6 +156,11 @@ def ending_together() -> Iterator[None]:
                 f'the other processes have not ended {SHUTDOWN} s after this error: {_first_line(error)}', 2])
             timer.daemon = True
             timer.start()
+            text = communication_error(error)
+            if PERMANENT.search(text) and not isinstance(error, UserError):
+                raise UserError(f'the processes of this job cannot communicate ({text.splitlines()[0]}). Give every '
+                                'process its own GPUs (CUDA_VISIBLE_DEVICES), and run with NCCL_DEBUG=WARN for details'
+                                ) from error
         raise
 
 

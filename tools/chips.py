@@ -7,13 +7,38 @@ and H100 SXM (without sparsity).
 
 import dataclasses
 import math
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from runtime.errors import UserError
 from tools.program import Collective
 
 MOST_DEVICES = 1_000_000  # more than any machine has, to catch typing mistakes
+# A TPU has only products of bfloat16. XLA computes a product in float32 ('highest') as the sum of six of them.
+FLOAT32_PASSES = 6
+# The environment variables that set the share of a GPU's memory that JAX uses: the present name and the old name.
+GPU_SHARE = 'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+
+
+def gpu_share(environment: Mapping[str, str]) -> float:
+    """Returns the share of a GPU's memory that JAX uses: the value of the environment variable, or 0.75.
+
+    The default is that of JAX 0.10 (docs.jax.dev, "GPU memory allocation").
+
+    Raises:
+      UserError: if the value is not a number above 0 and up to 1.
+    """
+    for name in GPU_SHARE:
+        if text := environment.get(name):
+            try:
+                share = float(text)
+            except ValueError:
+                share = 0.0
+            if not 0 < share <= 1:
+                raise UserError(f'{name}={text}: must be a number above 0 and up to 1. Use 0.9, or unset it')
+            return share
+    return 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +50,15 @@ class Chip:
       flops: the peak rate of bfloat16 matrix products, in operations per second.
       memory: the size of the device's memory in bytes.
       bandwidth: bytes per second between the device's memory and its cores.
-      link: bytes per second that a chip sends and receives along one axis of the torus, summed over both directions of
-        both links. For a GPU, the bytes per second that NVLink sends.
+      link: bytes per second of one link of the torus, summed over both directions. A chip sends as many bytes per
+        second over its two links along one axis. For a GPU, the bytes per second that NVLink sends.
       network: bytes per second of a chip's share of the network between slices, or between machines with GPUs.
       axes: the number of axes of the torus. A collective over several axes uses the links of all these axes. 0 means
         GPUs that are connected by a switch.
-      island: the number of chips that `link` connects; 0 means the whole slice.
+      island: the largest number of chips that `link` connects; 0 means the whole slice.
       libtpu: the name of the chip in libtpu; '' means that plans use only the formula.
+      tensorfloat32: the peak rate of a GPU's matrix products in tensorfloat32.
+      float32: the peak rate of a GPU's matrix products in float32.
     """
     name: str
     flops: float
@@ -42,15 +69,36 @@ class Chip:
     axes: int
     island: int = 0
     libtpu: str = ''
+    tensorfloat32: float = 0.0
+    float32: float = 0.0
+
+    def rate(self, dtype: str, precision: str) -> float:
+        """Returns the peak rate of matrix products, in operations per second.
+
+        Args:
+          dtype: config.model.dtype.
+          precision: config.train.matmul_precision, except 'auto'.
+        """
+        if dtype == 'bfloat16' or precision == 'bfloat16':
+            return self.flops
+        if precision == 'float32':
+            return self.float32 or self.flops / FLOAT32_PASSES
+        return self.tensorfloat32 or self.flops  # JAX's default for float32 activations: bfloat16 on TPUs
+
+    @property
+    def available(self) -> float:
+        """The bytes of the device's memory that a program can use. On a GPU, JAX uses only a share of the memory."""
+        return self.memory if self.axes else self.memory * gpu_share(os.environ)
 
 
+# The memory of GPUs is the total that CUDA reports, which is a little less than 80 GiB.
 CHIPS = {chip.name: chip for chip in (
     Chip('v4', 275e12, 32 * 2 ** 30, 1.228e12, 9e10, 6.25e9, 3, libtpu='v4'),
     Chip('v5e', 197e12, 16 * 2 ** 30, 8.19e11, 9e10, 3.125e9, 2, libtpu='v5e'),
     Chip('v5p', 459e12, 95 * 2 ** 30, 2.765e12, 1.8e11, 6.25e9, 3, libtpu='v5'),
     Chip('v6e', 918e12, 32 * 2 ** 30, 1.64e12, 1.8e11, 1.25e10, 2, libtpu='v6e'),
-    Chip('a100', 312e12, 80e9, 2.039e12, 3e11, 2.5e10, 0, island=8),
-    Chip('h100', 989e12, 80e9, 3.35e12, 4.5e11, 5e10, 0, island=8),
+    Chip('a100', 312e12, 79 * 2 ** 30, 2.039e12, 3e11, 2.5e10, 0, island=8, tensorfloat32=156e12, float32=19.5e12),
+    Chip('h100', 989e12, 79 * 2 ** 30, 3.35e12, 4.5e11, 5e10, 0, island=8, tensorfloat32=494.5e12, float32=67e12),
 )}
 
 
@@ -108,8 +156,9 @@ def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: di
     and m is the number of groups. First, each group reduces the array over its own devices. Then each device exchanges
     a share of m / n of the array over the network.
     """
-    chip, seconds = topology.chip, 0.0
-    per_slice = chip.island or math.prod(topology.shape)
+    chip, per_slice, seconds = topology.chip, math.prod(topology.shape), 0.0
+    if chip.island:
+        per_slice = min(per_slice, chip.island)
     stride = {axis: math.prod(list(mesh.values())[place + 1:]) for place, axis in enumerate(mesh)}
     for collective in collectives:
         axes = collective.axes.split('+')
@@ -147,5 +196,5 @@ class Bounds:
 
     @property
     def share(self) -> float:
-        """An upper bound of the utilisation: the FLOP/s of a step, divided by the peak FLOP/s of the chip."""
+        """An upper bound of the utilisation: the FLOP/s of a step, divided by the peak rate (`Chip.rate`)."""
         return self.arithmetic / self.seconds

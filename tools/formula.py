@@ -37,10 +37,12 @@ REMAT = (False, 'nothing'), (True, 'products'), (True, 'nothing')  # values of (
 PARTS = 1, 2, 4, 8, 16, 32  # values of train.accumulate
 
 
-def bounds(figures: Figures, topology: Topology, mesh: Mapping[str, int]) -> Bounds:
-    """Returns lower bounds of a step's time on the devices of `topology`. `figures` are the costs of the step."""
-    chip = topology.chip
-    return Bounds(figures.flops / chip.flops, figures.traffic / chip.bandwidth,
+def bounds(figures: Figures, topology: Topology, mesh: Mapping[str, int], rate: float) -> Bounds:
+    """Returns lower bounds of a step's time on the devices of `topology`.
+
+    `figures` are the costs of the step. `rate` is the peak rate of its matrix products (`Chip.rate`).
+    """
+    return Bounds(figures.flops / rate, figures.traffic / topology.chip.bandwidth,
                   link_seconds(figures.collectives, topology, dict(mesh)))
 
 

@@ -2,15 +2,17 @@
 
 import dataclasses
 import logging
+import os
 import time
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from tools.ahead import Ahead, Figures, Recipe, TooLarge, assumed_sizes, devices_of, keep, vocabulary_size
-from tools.chips import Bounds, Topology
+from tools.chips import GPU_SHARE, Bounds, Topology, gpu_share
 from tools.formula import KINDS, bounds, candidates, estimate
 from training.mesh import mesh_sizes
+from training.precision import planned_precision
 from training.summary import duration
 
 log = logging.getLogger('allyouneed.plan')
@@ -47,12 +49,22 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether the programs of the plan fit into the memory of a device."""
-        return self.train.peak <= self.topology.chip.memory
+        return self.train.peak <= self.topology.chip.available
 
     @property
     def bounds(self) -> Bounds:
         """The lower bounds of the time of a train step."""
-        return bounds(self.train, self.topology, self.mesh)
+        return bounds(self.train, self.topology, self.mesh, self.rate)
+
+    @property
+    def rate(self) -> float:
+        """The peak rate of the matrix products of a train step, in operations per second."""
+        return self.topology.chip.rate(self.config.model.dtype, planned_precision(self.config))
+
+    @property
+    def decode_rate(self) -> float:
+        """The peak rate of the matrix products of a search step. train.matmul_precision does not apply to decoding."""
+        return self.topology.chip.rate(self.config.model.dtype, 'default')
 
     def to_dict(self) -> dict:
         """Returns the plan as a dict for JSON."""
@@ -63,14 +75,14 @@ class Plan:
             'remat': config.model.remat, 'remat_keep': config.model.remat_keep,
             'accumulate': config.train.accumulate, 'tokens_per_step': self.tokens,
             'memory': {**self.held, 'arguments': self.train.arguments, 'temporaries': self.train.temporaries,
-                       'peak': self.train.peak, 'available': self.topology.chip.memory},
+                       'peak': self.train.peak, 'available': self.topology.chip.available},
             'train': dataclasses.asdict(self.train),
             'bytes_per_token': self.train.traffic * self.topology.devices / self.tokens,
             'seconds': {**dataclasses.asdict(best), 'best': best.seconds}, 'limit': best.limit,
-            'share_of_peak': best.share, 'tokens_per_second': self.tokens / best.seconds,
+            'peak_rate': self.rate, 'share_of_peak': best.share, 'tokens_per_second': self.tokens / best.seconds,
             'days': total / 86_400, 'chip_hours': total / 3600 * self.topology.devices}
         if self.decode:
-            step = bounds(self.decode, self.topology, self.mesh)
+            step = bounds(self.decode, self.topology, self.mesh, self.decode_rate)
             result['decode'] = {**dataclasses.asdict(self.decode), 'seconds': step.seconds, 'limit': step.limit}
         return result
 
@@ -157,7 +169,7 @@ def too_large(config: ConfigDict, topology: Topology, length: int | None, needed
         return TooLarge(f'{problem}. Use more or larger chips, or reduce the model or the batch', needed, available)
     limit = by_formula(config, topology, length).train.peak  # the recipe itself does not fit
     if needed:
-        limit *= (available or topology.chip.memory) / needed
+        limit *= (available or topology.chip.available) / needed
     for candidate in ranked(config, topology, length):
         if candidate.fits and candidate.train.peak < limit and candidate.config.batch == config.batch:
             return TooLarge(f'{problem}. By formula, these options would fit: {as_flags(candidate)}', needed, available)
@@ -167,7 +179,9 @@ def too_large(config: ConfigDict, topology: Topology, length: int | None, needed
 
 def _too_little(topology: Topology, step: str, needed: float | None, available: float | None) -> str:
     """Returns a message that a device has too little memory for `step`. `too_large` explains the arguments."""
-    return (f'{topology}: a device has {gibibytes(available or topology.chip.memory)}, but {step} needs '
+    share = '' if topology.chip.axes else (f' for JAX, {gpu_share(os.environ):.0%} of its memory (set {GPU_SHARE[0]} '
+                                           'to change the share)')
+    return (f'{topology}: a device has {gibibytes(available or topology.chip.available)}{share}, but {step} needs '
             + (f'about {gibibytes(needed)}' if needed else 'more'))
 
 
@@ -260,7 +274,8 @@ def described(plan: Plan) -> str:
         f'assumed: every batch is full, {rows} x {length} tokens; the vocabulary has '
         f'{vocabulary_size(assumed_sizes(config)):,} tokens',
         'memory per device: ' + ', '.join(f'{name} {gibibytes(value)}' for name, value in figures['memory'].items()),
-        f'arithmetic per device and step: {train.flops:.3g} operations of matrix products',
+        f'arithmetic per device and step: {train.flops:.3g} operations of matrix products, at most {plan.rate:.4g} per '
+        'second',
         f'traffic per device and step: {train.traffic:.3g} bytes, {figures["bytes_per_token"]:,.0f} per token'
         + (f' (with operands that stay in the cores: {train.operands:.3g})' if train.operands else ''),
         *(f'link: {collective.kind} along {collective.axes}, {collective.times} times, {collective.bytes:.3g} bytes '
@@ -271,7 +286,7 @@ def described(plan: Plan) -> str:
         f'{config.train.steps:,} steps in {duration(config.train.steps * best.seconds)}, '
         f'{figures["chip_hours"]:,.0f} chip-hours']
     if plan.decode:
-        step = bounds(plan.decode, topology, plan.mesh)
+        step = bounds(plan.decode, topology, plan.mesh, plan.decode_rate)
         lines.append(f'a step of beam search, {config.decode.batch_size} x {config.decode.beam}: '
                      f'{plan.decode.traffic:.3g} bytes, {gibibytes(plan.decode.peak)}; at best '
                      f'{1e3 * step.seconds:.3f} ms, limited by {step.limit}')

@@ -40,6 +40,12 @@ def test_no_page_installs_by_make_without_a_target():
     assert [page.name for page in pages if '`make`' in page.read_text('utf-8')] == []
 
 
+@pytest.mark.parametrize('page', ['README.md', 'launch/tpu_vm.sh', 'launch/jobset.yaml'])
+def test_pages_about_tpus_install_libtpu(page):
+    """Without libtpu, JAX uses the CPUs of a TPU VM."""
+    assert "pip install -e . 'jax[tpu]'" in (ROOT / page).read_text('utf-8')
+
+
 def test_pages_notebooks_and_messages_install_this_project_editable():
     patterns = '*.md', '*.py', '*.ipynb', '*.sh', '*.yaml', ':!tests', ':!CHANGELOG.md'
     files = subprocess.run(['git', 'ls-files', '-z', *patterns], cwd=ROOT, capture_output=True, text=True,

@@ -46,6 +46,32 @@ def test_a_lost_process_ends_this_one_with_75(several, monkeypatch):
     assert all('another process of this job is lost' in why for why, _ in left)
 
 
+NCCL = ('INTERNAL: NCCL operation ncclCommInitRankConfig(&comm, size, id, rank, &config) failed: {} (run with '
+        "NCCL_DEBUG=WARN for details). Last NCCL warning(error) log entry (may be unrelated) '{}'.")
+
+
+DUPLICATE = 'Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000'
+
+
+@pytest.mark.parametrize('kind', [jax.errors.JaxRuntimeError, ValueError])
+@pytest.mark.parametrize('reason, entry', [('invalid usage', DUPLICATE), ('invalid argument', '')])
+def test_a_wrong_setup_of_nccl_is_no_lost_process_and_no_damage(several, monkeypatch, tmp_path, kind, reason, entry):
+    """Status 75 would start the job again, up to 100 times."""
+    monkeypatch.setattr(processes, '_leave', lambda reason, status: pytest.fail(reason))
+    monkeypatch.setattr(processes.threading.Timer, 'start', lambda timer: None)
+    with pytest.raises(UserError, match=f'processes .* cannot communicate .*{reason}.*own GPUs') as raised, \
+            processes.ending_together(), processes.ending_together():  # train.py and the loop
+        raise kind(NCCL.format(reason, entry))
+    assert str(raised.value).count('own GPUs') == 1
+    with pytest.raises(kind, match=reason), damage_agreed(tmp_path / '30'):
+        raise kind(NCCL.format(reason, entry))
+
+
+def test_a_broken_connection_of_nccl_is_a_lost_process(several):
+    assert processes.lost(jax.errors.JaxRuntimeError(NCCL.format(
+        'remote process exited or there was a network error', 'socket: Connection closed by remote peer')))
+
+
 def test_one_process_agrees_with_itself_without_waiting():
     assert exchange('', {'a': 1}) == [{'a': 1}] and different('', 3) == []
     assert from_leader('', lambda: (1, 2)) == (1, 2)

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.errors import UserError
-from tools.chips import CHIPS, Bounds, link_seconds, parse_topology
+from tools.chips import CHIPS, Bounds, gpu_share, link_seconds, parse_topology
 from tools.program import Collective
 
 
@@ -19,6 +19,13 @@ def test_topologies_are_read():
 def test_others_are_refused(text):
     with pytest.raises(UserError, match='--topology='):
         parse_topology(text)
+
+
+@pytest.mark.parametrize('text', ['x', '0', '-1', '1.5', 'nan', '75%'])
+def test_a_share_of_the_memory_that_jax_cannot_use_is_refused(text):
+    with pytest.raises(UserError, match=f'^XLA_CLIENT_MEM_FRACTION={text}: must be a number above 0 and up to 1'):
+        gpu_share({'XLA_CLIENT_MEM_FRACTION': text})
+    assert gpu_share({}) == 0.75 and gpu_share({'XLA_CLIENT_MEM_FRACTION': '0.9'}) == 0.9
 
 
 def test_an_all_reduce_of_a_ring():
@@ -41,6 +48,16 @@ def test_between_slices_the_network_counts():
     assert link_seconds([Collective('all-gather', 'fsdp', 4, 8e9, 1)], topology, mesh) == pytest.approx(within)
     assert link_seconds([Collective('all-reduce', 'data', 2, 8e9, 1)], topology, mesh) == pytest.approx(
         2 * 8e9 * 0.5 / 3.125e9)
+
+
+@pytest.mark.parametrize('name, slices, within, between', [
+    ('a100:4', 2, 1e9 * 3 / 4 / 3e11, 1e9 / 4 / 2 / 2.5e10), ('a100:8', 1, 1e9 * 7 / 8 / 3e11, 0),
+    ('a100:16', 1, 1e9 * 7 / 8 / 3e11, 1e9 / 8 / 2 / 2.5e10), ('a100:8', 2, 1e9 * 7 / 8 / 3e11, 1e9 / 8 / 2 / 2.5e10)])
+def test_gpus_of_several_machines_use_the_network(name, slices, within, between):
+    topology = parse_topology(name, slices)
+    gradients = Collective('all-reduce', 'data', topology.devices, 1e9, 1)
+    assert link_seconds([gradients], topology, {'data': topology.devices, 'fsdp': 1, 'tensor': 1}) == pytest.approx(
+        2 * (within + between))
 
 
 def test_what_bounds_a_step():

@@ -1,5 +1,6 @@
 """python -m tools.plan without libtpu: by formula, its search, its errors; and programs that are kept, on the CPU."""
 
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -21,7 +22,7 @@ from runtime.errors import UserError
 from tests.scripts import ROOT
 from tools import planning
 from tools.ahead import Ahead, Figures, Recipe, TooLarge, keep, load
-from tools.chips import parse_topology
+from tools.chips import GPU_SHARE, parse_topology
 from tools.formula import REMAT, bounds, candidates, estimate, meshes
 from tools.planning import Plan, as_flags, by_formula, described, ranked, sizes_of_mesh, too_large
 
@@ -137,6 +138,25 @@ def test_a_plan_for_an_imported_model_needs_its_run(tmp_path, monkeypatch):
     assert 'has 900 tokens' in described(by_formula(fine_tune.get_config(str(tmp_path)), topology))
 
 
+@pytest.mark.parametrize('variable, value, fits', [
+    (None, None, False), ('XLA_CLIENT_MEM_FRACTION', '.9', True), ('XLA_PYTHON_CLIENT_MEM_FRACTION', '.9', True)])
+def test_a_plan_for_a_gpu_fits_into_the_share_of_the_memory_that_jax_uses(monkeypatch, variable, value, fits):
+    """The step needs 65.2 GiB. JAX uses 59.3 GiB of an H100 by default."""
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    for name in GPU_SHARE:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, value)
+    config, topology = demo.get_config(), parse_topology('h100:1')
+    config.batch.tokens = 806_429
+    plan = by_formula(config, topology)
+    assert plan.fits is fits and 65 < plan.train.peak / 2 ** 30 < 65.5
+    assert plan.to_dict()['memory']['available'] / 2 ** 30 == pytest.approx(79 * (0.9 if fits else 0.75))
+    if not fits:
+        message = str(too_large(config, topology, None, plan.train.peak))
+        assert 'has 59.25 GiB for JAX, 75% of its memory (set XLA_CLIENT_MEM_FRACTION to change the share)' in message
+
+
 @pytest.mark.parametrize('option', ['r_drop', 'simcut'])
 def test_the_second_pass_of_r_drop_and_simcut_needs_memory_and_traffic(monkeypatch, option):
     monkeypatch.setattr(Recipe, 'flops', 1)
@@ -166,6 +186,27 @@ def test_activations_of_float32_take_twice_the_bytes_of_bfloat16(monkeypatch):
     assert 1.7 * half.temporaries < whole.temporaries < 2 * half.temporaries
     assert 1.7 * half.traffic < whole.traffic < 2 * half.traffic
     assert whole.collectives[0].bytes == 2 * half.collectives[0].bytes and whole.arguments == half.arguments
+
+
+@pytest.mark.parametrize('topology, dtype, precision, rate', [
+    ('h100:8', 'bfloat16', 'default', 989e12), ('h100:8', 'float32', 'default', 494.5e12),
+    ('h100:8', 'float32', 'auto', 494.5e12), ('h100:8', 'float32', 'bfloat16', 989e12),
+    ('h100:8', 'float32', 'float32', 67e12), ('a100:8', 'float32', 'default', 156e12),
+    ('a100:8', 'float32', 'float32', 19.5e12), ('v5e:2x2', 'float32', 'default', 197e12),
+    ('v5e:2x2', 'float32', 'float32', 197e12 / 6)])
+def test_the_peak_rate_is_that_of_the_precision_of_the_products(monkeypatch, topology, dtype, precision, rate):
+    monkeypatch.setattr(Recipe, 'flops', 10 ** 12)
+    plan = by_formula(small(model__dtype=dtype, train__matmul_precision=precision), parse_topology(topology))
+    assert plan.bounds.arithmetic == pytest.approx(plan.train.flops / rate)
+    assert plan.to_dict()['peak_rate'] == pytest.approx(rate)
+
+
+def test_a_step_of_beam_search_has_the_default_precision(monkeypatch):
+    """train.matmul_precision has no effect on it."""
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    config = small(model__dtype='float32', train__matmul_precision='float32')
+    plan = dataclasses.replace(by_formula(config, parse_topology('v5e:2x2')), decode=Figures(197e12, 0, 0, 0, 0, 0, ()))
+    assert plan.to_dict()['decode']['seconds'] == pytest.approx(1)
 
 
 def test_the_layers_of_the_decoder_count(monkeypatch):
@@ -221,7 +262,7 @@ def test_the_search_prefers_what_fits_and_is_fastest():
     topology, config = parse_topology('v5e:2x2'), small()
     plans = ranked(config, topology)
     assert len(plans) > 20 and len(plans) <= len(list(candidates(topology, config)))
-    speeds = [each.tokens / bounds(each.train, topology, each.mesh).seconds for each in plans if each.fits]
+    speeds = [each.tokens / bounds(each.train, topology, each.mesh, each.rate).seconds for each in plans if each.fits]
     assert all(one >= 0.99 * other for one, other in itertools.pairwise(speeds))
     assert [each.fits for each in plans] == sorted((each.fits for each in plans), reverse=True)
 
