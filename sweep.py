@@ -38,6 +38,7 @@ from run_directory.records import CONFIG, EDITED, ENSEMBLE, EVALUATED, MEASURED,
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded, write_text
 from runtime.locks import lock_directory
+from runtime.stopping import SAME_REQUEST
 
 if TYPE_CHECKING:  # the import of submitit is slow, and --help does not need it
     from runtime.executors import Executor, Job
@@ -183,13 +184,12 @@ def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[
 def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> dict[str, int]:
     """Runs jobs, and logs the progress and the result of each job.
 
-    On Ctrl-C, a signal or an error, all runs save and stop. A second signal kills the runs without saving. Signals that
+    On Ctrl-C, a signal or an error, all runs save and stop. A further signal while they save kills them. Signals that
     arrive less than SAME_REQUEST seconds after the first signal are ignored, as in train.py.
 
     Returns {name of the job: status}.
     """
     from runtime.executors import FULL, STOPPED
-    from runtime.preemption import SAME_REQUEST
 
     statuses = {}
 

@@ -310,8 +310,8 @@ OPTIONS = (
            Between(1, 10_000)),
     Option('train.matmul_precision', 'default',
            "precision of products of float32 activations; 'bfloat16': factors are rounded to bfloat16, sums are in "
-           "float32, and products inside attention are as with 'default', except on TPUs; 'default': bfloat16 on "
-           "TPUs, tensorfloat32 on NVIDIA GPUs, float32 on CPUs; 'auto': on CPUs, the faster of 'bfloat16' and "
+           "float32, and products inside attention are as with 'default'; 'default': bfloat16 on TPUs, "
+           "tensorfloat32 on NVIDIA GPUs, float32 on CPUs; 'auto': on CPUs, the faster of 'bfloat16' and "
            "'default', measured when the run begins and then kept; elsewhere, 'default'",
            OneOf(('default', 'bfloat16', 'float32', 'auto')),
            STACKS | {'model.dtype': ('float32',)}),

@@ -58,7 +58,6 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
     model, data, batch, train, values = config.model, config.data, config.batch, config.train, flatten(config)
     d_k, d_v = (width or model.d_model // model.num_heads for width in (model.d_k, model.d_v))
     fused, test_sets = model.attention_kernel == 'fused', data.splits.test.split(',')
-    groups = model.num_key_value_heads or model.num_heads
     file = data.file if is_used('data.file', values) else ''
     mesh = {f'parallel.{axis}': config.parallel[axis] for axis in AXES}
 
@@ -85,10 +84,6 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              'needs score=scaled_dot or dot, and attention_dropout=0. Use auto'),
         Rule('model.attention_kernel', fused, d_k == d_v,
              f'needs equal d_k and d_v, but d_k={d_k} and d_v={d_v}. Use auto'),
-        # Queries and keys would have different shardings, which JAX's call of cuDNN refuses.
-        Rule('model.attention_kernel', fused and groups != model.num_heads and config.parallel.tensor > 1,
-             groups % config.parallel.tensor == 0, f'needs num_key_value_heads={groups} to be a multiple of '
-             f'parallel.tensor={config.parallel.tensor}. Use auto'),
         Rule('model.share_embeddings', model.share_embeddings == 'all', data.tokenizer.joint,
              'needs one vocabulary for both languages. Set data.tokenizer.joint=True or share_embeddings=target'),
 

@@ -17,7 +17,7 @@ class Dense(nn.Module):
     """A dense layer x W + b. It has the parameters and values of nn.DenseGeneral, and faster gradients on CPUs.
 
     In bfloat16, the gradient of a bias of nn.Dense can be 30 % too small, because XLA for CPUs adds the gradients of
-    all positions in bfloat16. This layer adds them in float32.
+    all positions in bfloat16. This layer adds them in float32. jax.jvp does not work: use jax.vjp.
 
     Attributes:
       features: width of the output; several widths give an output with several axes, such as (heads, width).

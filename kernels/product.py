@@ -18,11 +18,11 @@ Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Seq
 PRODUCT = 'product'  # rematerialisation recognises products with custom gradients by this name
 
 
-# Flax's layers call this function with the arguments of jax.lax.dot_general.
+# The arguments are those of jax.lax.dot_general, so that Flax's layers can also call this function.
 def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_and_f'], dimension_numbers: Dimensions,
                 precision: None = None,
                 preferred_element_type: DTypeLike | None = None) -> Float[Array, '*batch_and_f']:
-    """Returns `inputs` times `matrix`. Use this as the argument dot_general of nn.Dense and nn.DenseGeneral.
+    """Returns `inputs` times `matrix`. The layer kernels.dense.Dense uses this function.
 
     The product sums over the last axes of `inputs` and the first axes of `matrix`. The values are equal to the values
     of jax.lax.dot_general. Let g be the gradient of the product. This function computes the gradient of the matrix as

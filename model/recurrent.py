@@ -37,6 +37,7 @@ def orthogonal_blocks(key: Key[Array, ''], shape: tuple[int, int], dtype: DTypeL
 def dense(size: int, reads: str, writes: str, dtype: DTypeLike, use_bias: bool = True,
           init: Initializer = default_kernel_init) -> Dense:
     """Returns a linear layer. `reads` and `writes` are the names of the axes of its matrix (training/mesh.py)."""
+    # The gradients of kernels.product.dot_general have not been measured within the loop over the steps.
     return Dense(size, (reads, writes), use_bias, dtype, kernel_init=init, dot_general=jax.lax.dot_general)
 
 

@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterator
 import jax
 
 from runtime.agreement import Greatest
+from runtime.stopping import SAME_REQUEST
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Seconds. One request to stop may arrive as several signals: a terminal, systemd or Slurm may send a signal to all
-# processes of a job, and launch/tpu_vm.sh or sweep.py then also sends SIGTERM to train.py. sweep.py may need one second
-# for this.
-SAME_REQUEST = 2.0
 STOPPED = os.EX_TEMPFAIL  # exit status 75: the job has not failed, and a scheduler should start the job again
 
 log = logging.getLogger('allyouneed.train')

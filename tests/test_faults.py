@@ -26,7 +26,7 @@ from model.build import build_model
 from run_directory.checkpoints import Checkpoints
 from run_directory.progress import due_at
 from runtime.errors import UserError, full_disk, full_disk_explained
-from runtime.preemption import SAME_REQUEST
+from runtime.stopping import SAME_REQUEST
 from tests.tiny_run import outcome, said, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.metrics import MetricsWriter

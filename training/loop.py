@@ -54,6 +54,7 @@ from runtime.processes import ending_together, leader_first
 from runtime.resources import compile_time, memory, peak_resident
 from training.compiled import Compiled
 from training.curve import LiveCurve, in_notebook, log_shown
+from training.mesh import check_kernel
 from training.metrics import Metrics, open_metrics
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
@@ -196,6 +197,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
                         parallel=config.parallel, objective=objective, dropout_key=key_for('dropout', config.seed),
                         accumulate=config.train.accumulate, precision=config.train.matmul_precision, tuning=tuning,
                         places=tracked_places(config, list_places(model)) if config.track.places else ())
+    check_kernel(config.model, compiled.mesh)
     return TrainingParts(config, directory, data, plan, validation, model, schedule, objective, compiled, draw)
 
 

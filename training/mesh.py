@@ -103,6 +103,19 @@ def mesh_sizes(config: ConfigDict | Mapping[str, Any], count: int, available: st
     return sizes
 
 
+def check_kernel(model: ConfigDict, mesh: Mesh) -> None:
+    """Raises UserError if cuDNN's attention kernel does not support the mesh.
+
+    If `tensor` does not divide the heads of keys and values, these heads are on all devices. Then queries and keys have
+    different shardings, which JAX's call of cuDNN refuses. `model` is config.model.
+    """
+    groups, tensor = model.num_key_value_heads or model.num_heads, mesh.shape['tensor']
+    if (model.attention_kernel == 'fused' and model.dtype == 'bfloat16' and jax.default_backend() == 'gpu'
+            and groups != model.num_heads and groups % tensor):
+        raise UserError(f'config.model.attention_kernel=fused: parallel.tensor={tensor} must divide '
+                        f'num_key_value_heads={groups}. Use attention_kernel=auto')
+
+
 def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
     """Returns the sharding of each leaf of a state, according to RULES.
 

@@ -1,5 +1,6 @@
 """However the work is spread over eight devices, the same comes out. For many processes see tests/launch."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -28,7 +29,7 @@ from runtime.errors import UserError
 from runtime.processes import connect, detected
 from tests.bad_inputs.cases import ROOT
 from training import mesh
-from training.mesh import computing_shardings_of, make_mesh, shardings_of
+from training.mesh import check_kernel, computing_shardings_of, make_mesh, shardings_of
 from training.step import boxed_state
 
 QUICK = [Mode(data=2, fsdp=2, tensor=2)]
@@ -250,6 +251,18 @@ def test_machines_of_different_sizes_follow_one_another(sizes, slice_of):
     devices = [FakeDevice(number, slice_index=slice_of(number)) for number in range(math.prod(sizes))]
     mesh = make_mesh(dict(zip(AXES, sizes, strict=True)), devices[::-1])
     assert [device.id for device in mesh.devices.flat] == [*range(math.prod(sizes))]
+
+
+@pytest.mark.parametrize('backend, dtype, groups, tensor, refused', [
+    ('gpu', 'bfloat16', 1, 2, True), ('gpu', 'bfloat16', 2, 2, False), ('gpu', 'bfloat16', 0, 8, False),
+    ('gpu', 'bfloat16', 1, 1, False), ('gpu', 'float32', 1, 2, False), ('tpu', 'bfloat16', 1, 2, False)])
+def test_cudnn_gets_no_keys_that_the_mesh_does_not_divide(backend, dtype, groups, tensor, refused, monkeypatch):
+    model = base.get_config().model
+    model.update(attention_kernel='fused', dtype=dtype, num_heads=4, num_key_value_heads=groups)
+    fitting = make_mesh({'data': -1, 'fsdp': 1, 'tensor': tensor})
+    monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+    with pytest.raises(UserError, match='parallel.tensor=2 must divide') if refused else contextlib.nullcontext():
+        check_kernel(model, fitting)
 
 
 def test_pmap_has_the_devices_of_a_process_side_by_side():
