@@ -12,6 +12,7 @@ from runtime.errors import UserError, full_disk
 from runtime.locks import locked
 
 UNFINISHED = '.building-'  # part of the names of temporary folders
+ATTEMPTS = 100  # how often the parents of a folder are made again, if other processes remove them
 
 log = logging.getLogger('allyouneed.files')
 
@@ -32,7 +33,6 @@ def written_folder(folder: Path, advice: str = 'Free some space, then run the sa
     if os.path.ismount(folder):
         raise UserError(f'{folder} is a mount point, which cannot be renamed. Use a folder inside it')
     created = [parent for parent in folder.parents if not parent.exists()]
-    folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder.parent)
     with contextlib.ExitStack() as afterwards:
         temporary = _create(folder, afterwards)
@@ -56,7 +56,7 @@ def written_folder(folder: Path, advice: str = 'Free some space, then run the sa
 def _create(folder: Path, afterwards: contextlib.ExitStack) -> Path:
     """Makes a locked temporary folder next to `folder`. Closing the exit stack `afterwards` removes this folder."""
     while True:
-        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{UNFINISHED}'))
+        place = _empty_folder(folder)
         try:
             afterwards.enter_context(locked(place / 'lock'))
         except (FileNotFoundError, BlockingIOError):
@@ -67,6 +67,18 @@ def _create(folder: Path, afterwards: contextlib.ExitStack) -> Path:
     afterwards.callback(shutil.rmtree, place, ignore_errors=True)
     (place / 'content').mkdir()
     return place / 'content'
+
+
+def _empty_folder(folder: Path) -> Path:
+    """Makes an empty temporary folder next to `folder`, and the missing parents."""
+    for attempt in range(ATTEMPTS):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{UNFINISHED}'))
+        except FileNotFoundError:  # another process has failed, and has removed the parents that it had made
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError('the loop returns or raises')
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -1,5 +1,7 @@
 """Folders that have a temporary name until they are complete."""
 
+import tempfile
+
 from runtime.folders import UNFINISHED, written_folder
 
 
@@ -14,3 +16,18 @@ def test_what_killed_processes_left_is_removed(tmp_path):
         with written_folder(tmp_path / 'other'):  # a folder in use is not removed
             assert temporary.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ['new', 'other']
+
+
+def test_parents_that_a_failing_process_removes_are_made_again(tmp_path, monkeypatch):
+    """Two processes build the same folder in a new cache, and one of them fails and removes the empty cache."""
+    make, removals = tempfile.mkdtemp, iter([True, True])
+
+    def removed_before(**options):
+        if next(removals, False):
+            (tmp_path / 'cache').rmdir()
+        return make(**options)
+
+    monkeypatch.setattr(tempfile, 'mkdtemp', removed_before)
+    with written_folder(tmp_path / 'cache' / 'store') as temporary:
+        (temporary / 'file').touch()
+    assert (tmp_path / 'cache' / 'store' / 'file').exists() and next(removals, None) is None
