@@ -40,6 +40,7 @@ from absl import flags
 from benchmarks.turns import CORES, System, check_peers, check_precision, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS, Search
 from command_line import run_script
+from configs.allowed import Between
 from runtime.errors import UserError
 
 WORKERS = {'ctranslate2': 1, 'ctranslate2.workers': CORES}
@@ -47,6 +48,7 @@ TYPES = {f'ctranslate2.{compute_type}': compute_type for compute_type in ('float
 RUNS = 'demo', 'multi30k'  # workloads with a trained run
 PRODUCTS = (64, 256, 1024), (160, 256, 4000), (2048, 512, 2048)  # (n, d, f) of measured products [n, d] x [d, f]
 WAITING = 100  # number of sentences that are translated one by one
+PATIENCES = Between(0.1, 1000)  # decode.patience=0 is our exact rule, which CTranslate2 does not have
 WORKLOAD = flags.DEFINE_enum('workload', 'tiny', [*WORKLOADS, *RUNS, 'gpt2'],
                              'The sizes of the model and the batch.')
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run of the workload demo or multi30k.')
@@ -56,7 +58,7 @@ PRECISION = flags.DEFINE_enum('matmul_precision', 'default', ['default', 'bfloat
                               'The precision of this project\'s products, as in decode.py.')
 SINGLE = flags.DEFINE_bool('single', False, f'Translate the first {WAITING} sentences of demo or multi30k one by one.')
 PATIENCE = flags.DEFINE_float('patience', None, 'demo and multi30k: all systems stop beam search after beam x patience '
-                              'ended hypotheses. By default, each system has its own rule.', lower_bound=0.1)
+                              'ended hypotheses. By default, each system has its own rule.')
 TURNS = flags.DEFINE_integer('turns', 7, 'Timed searches per system.', lower_bound=1)
 PEERS = flags.DEFINE_list('peers', None, f'Other systems to time. tiny and base: {", ".join(WORKERS)}. '
                           f'demo and multi30k: {", ".join(TYPES)}. gpt2: the same, and transformers.')
@@ -94,6 +96,8 @@ def main() -> None:
 
 def real_sentences() -> None:
     """Times the translation of the run's test set, with greedy search and with beam search."""
+    if PATIENCE.present and (problem := PATIENCES.problem(PATIENCE.value)):
+        raise UserError(f'--patience={PATIENCE.value:g} {problem}')
     peers = chosen_peers(dict.fromkeys(TYPES, 'ctranslate2'))
     from benchmarks.ours import check_run  # these imports take seconds, and --help needs none
     from benchmarks.sentences import with_bleu

@@ -18,7 +18,7 @@ Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Seq
 PRODUCT = 'product'  # rematerialisation recognises products with custom gradients by this name
 
 
-# The arguments are those of jax.lax.dot_general, so that Flax's layers can also call this function.
+# The function has the arguments of jax.lax.dot_general, so Flax's layers can also call it.
 def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_and_f'], dimension_numbers: Dimensions,
                 precision: None = None,
                 preferred_element_type: DTypeLike | None = None) -> Float[Array, '*batch_and_f']:

@@ -59,6 +59,8 @@ def lines(name, *arguments):
     ('decode', ['--workload=gpt2', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
     ('decode', ['--workload=gpt2', '--workdir=runs/demo'], 'error: --workdir does not apply to --workload=gpt2. Use '),
     ('decode', ['--single'], 'error: --single does not apply to --workload=tiny. Use --workload=demo or multi30k'),
+    *(('decode', ['--workload=demo', f'--patience={value}'], f'error: --patience={value} must be ')
+      for value in ('0', 'nan', 'inf')),
     ('decode', ['--workload=gpt2', '--patience=1'], 'error: --patience does not apply to --workload=gpt2. Use '),
     ('decode', ['--workload=gpt2', '--dtype=bfloat16'], 'error: --dtype does not apply to --workload=gpt2. Remove'),
     ('decode', ['--workload=demo', '--dtype=float32'], 'error: --dtype does not apply to --workload=demo. Remove'),
