@@ -96,7 +96,7 @@ def main() -> None:
 
 def real_sentences() -> None:
     """Times the translation of the run's test set, with greedy search and with beam search."""
-    if PATIENCE.present and (problem := PATIENCES.problem(PATIENCE.value)):
+    if PATIENCE.value is not None and (problem := PATIENCES.problem(PATIENCE.value)):
         raise UserError(f'--patience={PATIENCE.value:g} {problem}')
     peers = chosen_peers(dict.fromkeys(TYPES, 'ctranslate2'))
     from benchmarks.ours import check_run  # these imports take seconds, and --help needs none
