@@ -15,8 +15,6 @@ from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
-from inference.scores import primary_subtag
-
 log = logging.getLogger('allyouneed.decode')
 LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | {'ja', 'ko'}  # languages of sacremoses
 
@@ -25,15 +23,15 @@ class MosesTokens:
     """A tokenizer for sacreBLEU's metrics: normalises punctuation, then tokenises by the rules of a language."""
 
     def __init__(self, language: str):
-        """Loads the rules of a language, such as 'de' or 'pt_BR'.
+        """Loads the rules of a language, such as 'de', without the country.
 
         If sacremoses has no rules for the language, logs a warning and uses the rules of English.
         """
-        self.language = primary_subtag(language)
-        if self.language not in LANGUAGES:
+        if language not in LANGUAGES:
             log.warning('sacremoses has no rules for the language %r: bleu_lowercased_moses uses the rules of English',
                         language)
-            self.language = 'en'
+            language = 'en'
+        self.language = language
         self._normalizer, self._tokenizer = MosesPunctNormalizer(self.language), MosesTokenizer(self.language)
 
     def __call__(self, line: str) -> str:

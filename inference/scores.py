@@ -70,7 +70,7 @@ def translation_metrics(language: str, complete: bool = False) -> dict[str, Any]
     from sacrebleu.metrics.ter import TER
 
     from inference.moses import moses_bleu
-    moses = {'bleu_lowercased_moses': moses_bleu(language)} if tokenizer == '13a' else {}
+    moses = {'bleu_lowercased_moses': moses_bleu(primary_subtag(language))} if tokenizer == '13a' else {}
     return metrics | moses | {'chrf++': CHRF(word_order=2), 'ter': TER()}
 
 
