@@ -60,6 +60,10 @@ def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
     columns = _read_table(training)[0]
     channels = list(filter(is_channel, columns))
     values = [name for name in columns if name == 'target' or name.startswith('target_')] or ['target']
+    names = tuple(value.removeprefix('target_') for value in values)
+    if len({*names}) < len(names):
+        raise UserError(f"{training}:1: the columns target and target_target would both have the name 'target'. Rename "
+                        'one of them')
     series = _read_series(path, training, channels, values)
     firsts = [rows[0] for rows in series.values()]
     targets = [_targets(firsts, value, path, only=len(values) == 1) for value in values]
@@ -75,7 +79,7 @@ def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
             'of each channel, and patches without any value are hidden from the model')
     return Examples(_channels(series, channels, path, missing),
                     targets[0] if len(targets) == 1 else np.stack(targets, axis=1), str(path), groups, tuple(channels),
-                    tuple(value.removeprefix('target_') for value in values) if values != ['target'] else (),
+                    names if values != ['target'] else (),
                     tuple(f'{path.name}:{first.line}' for first in firsts), padded=min(lengths) < max(lengths))
 
 

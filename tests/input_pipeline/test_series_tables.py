@@ -71,6 +71,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,"1,5",1,1'], r"train\.csv:2: x is '1,5', not a number\. Write 1234\.5: with a decimal point"),
     (['series,date,x,target', 'a,2024-01-31,1,0'], r"train\.csv:2: date is '2024-01-31', not a number.*name it time"),
     (['series,x,target', 'a,1,cat', 'b,2,'], r'train\.csv:3: the cell of column target is empty\. Each series needs a'),
+    (['series,x,target,target_target', 'a,1,2,3'], 'target and target_target would both have the name'),
     (['series,x,target_a,target_b', 'a,1,2,cat'],
      r"target_b is 'cat', not a number\. Several targets must be numbers \(task=regression\)\. For classification, k"),
     (['series,x,target\ra,1,0\rb,2,1'], r'train\.csv:1: lines end with carriage returns.* Save the file as CSV \(UTF'),
