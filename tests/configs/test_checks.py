@@ -387,3 +387,8 @@ def test_beam_search_of_a_new_language_model_must_fit_into_a_window(monkeypatch,
             checks.config_from(holder, resumes=resumes)
     else:
         checks.config_from(holder, resumes=resumes)
+
+
+def test_a_context_that_is_too_short_for_the_beam_search_of_the_recipe_is_an_error(monkeypatch):
+    with pytest.raises(UserError, match=r'config\.decode\.extra_length=50: must be below data\.context=32'):
+        checks.config_from(given(monkeypatch, 'lm_1b', 'data.context=32'))
