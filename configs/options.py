@@ -260,7 +260,7 @@ OPTIONS = (
            {'optimizer.schedule': ('paper',)}),
     Option('optimizer.peak', 1e-3, 'the highest learning rate', Between(0, 1000),
            {'optimizer.schedule': ('inverse_sqrt', 'cosine')}),
-    Option('optimizer.final', 0.0, 'the last learning rate, as a share of the peak', FRACTION,
+    Option('optimizer.final', 0.0, 'the learning rate after the last step, as a share of the peak', FRACTION,
            {'optimizer.schedule': ('cosine',)}),
     Option('optimizer.warmup', 4000, 'steps of warmup', SOME),
     Option('optimizer.beta1', 0.9, "decay of Adam's first moment", FRACTION),
