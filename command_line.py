@@ -8,18 +8,14 @@ Any other exception is a bug in this code, and its traceback is printed.
 """
 
 import contextlib
-import gc
 import inspect
-import io
 import logging
 import os
 import re
-import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -28,7 +24,7 @@ from configs.checks import NO_CONFIG, no_recipe
 from configs.options import DEFAULTS, OPTIONS
 from kernels.xla import avoid_wrong_sums
 from runtime.errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
-from runtime.files import naming
+from runtime.process_setup import replace_stdout, unless_left_behind, use_huge_pages, use_utf8
 
 # matplotlib reads MPLBACKEND at import and raises an error for an unknown backend. Scripts draw only into files, which
 # needs no backend. Every script imports this file before matplotlib, so the variable is removed here.
@@ -60,8 +56,7 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False  # otherwise absl's handler would print each line again
-    if isinstance(sys.stdout, io.TextIOWrapper):  # sys.stdout is None if stdout is closed
-        sys.stdout = _Stdout(sys.stdout)
+    replace_stdout()
     app.define_help_flags()
     with _quietly_ended(), _explained():
         if help_flags := _asked_for_help():
@@ -80,52 +75,6 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
     sys.excepthook = _explain_import
 
 
-@contextlib.contextmanager
-def slow_imports() -> Iterator[None]:
-    """Runs the body, which imports slow libraries, without garbage collection and without interruptions.
-
-    Otherwise the collector would examine the objects of the libraries again and again, although they are never freed.
-    If it skips these objects, an import of GPT-2 takes 5 % less processor time. SIGINT and SIGTERM take effect after
-    the body, because some modules in C++ abort the process if a signal handler raises an exception during their import.
-    """
-    gc.disable()
-    try:
-        with _signals_delayed():
-            yield
-    finally:
-        gc.freeze()  # later collections skip the objects of the imports
-        gc.enable()
-
-
-@contextlib.contextmanager
-def _signals_delayed() -> Iterator[None]:
-    """Runs the body. Calls the handlers of SIGINT and SIGTERM after the body if these signals arrive during the body.
-
-    Blocking the signals in the main thread would not delay them: another thread would receive a signal, and then Python
-    would call the handler in the main thread. Outside the main thread, where Python calls no handlers, only runs the
-    body.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # getsignal returns None for a handler that Python has not installed, and cannot restore. Such a handler stays.
-    handlers = {number: handler for number in (signal.SIGINT, signal.SIGTERM)
-                if (handler := signal.getsignal(number)) is not None}
-    received = []
-    for number in handlers:
-        signal.signal(number, lambda *arguments: received.append(arguments))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in received:
-            if callable(handler := handlers[number]):
-                handler(number, frame)  # not raise_signal, which StopSignals would count as a second signal
-            else:
-                signal.raise_signal(number)
-
-
 def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False,
                ends_at_once: bool = False) -> None:
     """Calls `main` with the positional arguments. On a UserError, prints the message and exits with status 2.
@@ -135,7 +84,7 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
     directly after `main`, without freeing all objects. This saves 0.35 s of processor time after a translation. In this
     case, `main` must close its files.
     """
-    if computes:
+    if computes and not _asked_for_help():
         use_huge_pages()
     if _arguments is None:
         read_command_line(takes=takes, module=main.__module__)
@@ -147,8 +96,8 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
             absl_logging.get_absl_handler().addFilter(
                 lambda record: not (record.exc_info and 'orbax' in record.pathname))
             logging.getLogger('asyncio').setLevel(logging.CRITICAL)
-            sys.unraisablehook = _unless_left_behind(sys.unraisablehook)
-            threading.excepthook = _unless_left_behind(threading.excepthook)
+            sys.unraisablehook = unless_left_behind(sys.unraisablehook)
+            threading.excepthook = unless_left_behind(threading.excepthook)
         with _explained(), full_disk_explained(_no_room), little_memory_explained():
             if TOO_LATE:
                 raise UserError(TOO_LATE)
@@ -257,53 +206,6 @@ def _parse(argv: list[str]) -> list[str]:
                         f'{str(error).splitlines()[-1].strip()}') from error
 
 
-class _Stdout(io.TextIOWrapper):
-    """stdout in UTF-8, independent of the locale. File names that are not valid UTF-8 keep their bytes.
-
-    A failed write raises a UserError that mentions stdout. The system's error would not mention stdout.
-    """
-
-    def __init__(self, stdout: io.TextIOWrapper):
-        line_buffering, write_through = stdout.line_buffering, stdout.write_through
-        super().__init__(stdout.detach(), encoding='utf-8', errors='surrogateescape', line_buffering=line_buffering,
-                         write_through=write_through)
-
-    def write(self, text: str) -> int:
-        with self._named():
-            return super().write(text)
-
-    def flush(self) -> None:
-        with self._named():
-            super().flush()
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            with naming('stdout'):
-                yield
-        except UserError:
-            # Otherwise Python would flush again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            raise
-
-
-def _unless_left_behind(hook: Callable) -> Callable:
-    """Returns a hook for exceptions that Python ignores. It calls `hook`, except in two cases.
-
-    - Tasks of Orbax raise 'Event loop is closed' if they still run after their event loop has closed. The hook ignores
-      this error.
-    - Ctrl-C during a callback of JAX's garbage collection would be lost. The hook interrupts the main thread again.
-    """
-    def unless(event: Any) -> None:
-        if issubclass(event.exc_type, KeyboardInterrupt):  # exc_value may be None
-            # Here, the signal would be lost again, so it is sent after this hook has returned.
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-        elif str(event.exc_value) != 'Event loop is closed':
-            hook(event)
-
-    return unless
-
-
 def _flush() -> None:
     """Flushes stdout while a failure can still be reported."""
     if sys.stdout is not None:  # stdout may be closed
@@ -395,37 +297,3 @@ def _help(module: str, *, full: bool) -> None:
     own = flags.FLAGS.find_module_defining_flag('config')
     print('\n'.join(flags.FLAGS.module_help(module) for module in sorted(flags.FLAGS.flags_by_module_dict())
                     if module != own))
-
-
-def use_utf8() -> None:
-    """Restarts the script in Python's UTF-8 mode if the locale uses another encoding for text or file names.
-
-    Otherwise texts would be decoded wrongly, and TensorStore could not open a checkpoint whose path is not ASCII.
-    """
-    if sys.getfilesystemencoding() != 'utf-8' and os.environ.get('PYTHONUTF8') != '1':
-        os.environ['PYTHONUTF8'] = '1'
-        os.execv(sys.executable, sys.orig_argv)
-
-
-def use_huge_pages() -> None:
-    """Restarts the script with settings of glibc's malloc: it requests huge pages, and does not return memory to Linux.
-
-    Does nothing if the user has set GLIBC_TUNABLES, if --help is given, or on a system other than Linux.
-
-    XLA on CPU allocates its buffers at every step, and Linux provides new memory as zeroed pages of 4 KB. Without these
-    settings, the first access to new memory takes about a quarter of a training step (benchmarks/train_step.py).
-
-    XLA allocates in several threads, and each thread has its own arena. A buffer larger than an arena (64 MB) is always
-    requested from Linux and returned to Linux, regardless of mmap_max and trim_threshold. So if the process may use at
-    most two cores, all threads share one arena. This reduced the time per step from 0.46 s to 0.39 s. With more cores,
-    the process keeps glibc's default of 8 arenas per core, because many threads would wait for the lock of a single
-    arena at each allocation.
-
-    glibc reads the settings only when a process starts, so call this function before the slow imports.
-    """
-    if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ and not _asked_for_help():
-        tunables = {'hugetlb': 1, 'mmap_max': 0, 'trim_threshold': 20_000_000_000, 'top_pad': 268_435_456}
-        if len(os.sched_getaffinity(0)) <= 2:
-            tunables['arena_max'] = 1
-        os.environ['GLIBC_TUNABLES'] = ':'.join(f'glibc.malloc.{name}={value}' for name, value in tunables.items())
-        os.execv(sys.executable, sys.orig_argv)

@@ -19,10 +19,11 @@ import sys
 from absl import flags
 
 from analysis.request import Request
-from command_line import run_script, slow_imports
+from command_line import run_script
 from configs.allowed import OneOf
 from configs.options import OPTIONS
 from runtime.flags import define_flags, flags_as
+from runtime.process_setup import slow_imports
 
 define_flags(Request)
 SEARCH = {option.name.removeprefix('decode.'): option for option in OPTIONS if option.name.startswith('decode.')}

@@ -11,7 +11,6 @@ runs. The report is printed and written to DIR as report.md, report.csv, curves.
 With CUDA_VISIBLE_DEVICES=0,1,2,3 and --jobs=4, each run uses one GPU. Without this variable, every run uses all GPUs.
 """
 
-import collections
 import logging
 import math
 import os
@@ -26,17 +25,18 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from analysis.compare import LOGS, METRIC_NAMES, SWEEP, RunRecord, is_metric, load_runs, results_table
+from analysis.compare import LOGS, METRIC_NAMES, is_metric, load_runs
+from analysis.sweep_report import split_of_report, write_report
 from analysis.sweeping import Progress, claim_directory, logged_regularly, planned_runs, read_sweep
 from command_line import flag_files_explained, run_script
 from configs.allowed import Between
-from configs.checks import config_from, written
+from configs.checks import config_from
 from configs.options import flatten
 from configs.sweeps import Overrides
 from configs.tasks import METRICS, TASKS
-from run_directory.records import CONFIG, EDITED, ENSEMBLE, EVALUATED, MEASURED, lowered_options, read_saved_config
+from run_directory.records import EVALUATED
 from runtime.errors import UserError, did_you_mean
-from runtime.files import expanded, write_text
+from runtime.files import expanded
 from runtime.locks import lock_directory
 from runtime.stopping import SAME_REQUEST
 
@@ -83,7 +83,9 @@ def main() -> None:
             raise UserError(f'--{flag.name} applies only to --executor=slurm. Add --executor=slurm')
     directory = expanded(WORKDIR.value)
     if REPORT.value:
-        if not report(directory):
+        runs = load_runs(directory)
+        split = split_of_report(runs, SPLIT.value, given=bool(SPLIT.present))
+        if not write_report(directory, runs, split, METRIC.value or ''):
             sys.exit(1)
         return
     from input_pipeline.splits import asked_splits
@@ -154,7 +156,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     if interrupted:
         log.error('%d runs were interrupted: %s. Run the same command again to resume them',
                   len(interrupted), ' '.join(interrupted))
-    has_metric = report(directory)
+    has_metric = write_report(directory, load_runs(directory), SPLIT.value, METRIC.value or '')
     if failures or full or not (has_metric or interrupted):
         sys.exit(1)
     if interrupted:
@@ -235,127 +237,6 @@ def last_lines(path: Path) -> str:
     """Returns the last lines of a log file, indented."""
     lines = path.read_text(errors='replace').splitlines() if path.exists() else []
     return '\n'.join(f'    {line}' for line in [line for line in lines if line.strip()][-LOGGED_LINES:])
-
-
-def saved_options(workdir: Path) -> Overrides:
-    """Returns the options in config.json of a run. An option that was lowered has the requested value.
-
-    If the run has not begun, or its files are damaged, returns {}. Damaged files are logged.
-    """
-    if not (workdir / CONFIG).exists():
-        return {}
-    try:
-        (config, unset), lowered = read_saved_config(workdir), lowered_options(workdir)
-    except UserError as error:
-        log.warning('%s', error)
-        return {}
-    return {option: lowered.get(option, value) for option, value in flatten(config).items() if option not in unset}
-
-
-def different_precisions(runs: Sequence[RunRecord], saved: Sequence[Overrides]) -> str:
-    """Returns a warning if train.matmul_precision=auto has chosen different precisions in the runs, otherwise ''.
-
-    `saved` are the `saved_options` of each run.
-    """
-    chosen = collections.Counter(options[MEASURED[0]] for run, options in zip(runs, saved, strict=True)
-                                 if MEASURED in run.config.items() and MEASURED[0] in options)
-    if len(chosen) < 2:
-        return ''
-    counts = ', '.join(f'{precision} in {count} of {chosen.total()} runs' for precision, count in chosen.items())
-    return (f'train.matmul_precision=auto has chosen different precisions ({counts}), so differences between the runs '
-            'may come from the precision. To avoid this, start a new sweep with '
-            '--config.train.matmul_precision=default')
-
-
-def different_options(runs: Sequence[RunRecord], saved: Sequence[Overrides]) -> str:
-    """Returns a warning if config.json of a run has other options than sweep.json, otherwise ''.
-
-    train.py reads the recipe when a run begins. So if the recipe is edited during a sweep, later runs have the new
-    values. `saved` are the `saved_options` of each run.
-    """
-    different = []
-    for run, options in zip(runs, saved, strict=True):
-        changes = [f'{option}={written(value)} instead of {written(run.config[option])}'
-                   for option, value in options.items() if value != run.config[option]
-                   and option != 'cache_dir' and (option, run.config[option]) != MEASURED]
-        if changes:
-            different.append(f'{run.name} has {", ".join(changes)}')
-    if not different:
-        return ''
-    return (f'{len(different)} of {len(runs)} runs have other options than {SWEEP}, for example because the recipe was '
-            f'edited during the sweep ({"; ".join(different)}). The report shows the values of {SWEEP}. To repeat '
-            'these runs, restore the recipe, delete the directories of these runs, and run the same command again with '
-            '--retry_failed')
-
-
-def split_of_report(runs: Sequence[RunRecord]) -> str:
-    """Returns the split of the report: --split or, with --report and without --split, the only split with results.
-
-    Raises:
-      UserError: with --report, if no run has scores of --split, or if --split is missing and only several other splits
-        have results.
-    """
-    splits = {'train', 'validation', 'test'}.union(*(run.results for run in runs))
-    if REPORT.value and SPLIT.value not in splits:
-        raise UserError(f'--split={SPLIT.value}: no run has scores of this split{did_you_mean(SPLIT.value, splits)}')
-    # Results of an edited model and of an ensemble are not scores of the runs.
-    scored = sorted({split for run in runs for split in run.results if not split.endswith((ENSEMBLE, EDITED))})
-    if not REPORT.value or SPLIT.present or SPLIT.value in scored or not scored:
-        return SPLIT.value
-    if len(scored) > 1:
-        raise UserError(f'--split is missing: the runs have results on {" and ".join(scored)}, and not on '
-                        f'{SPLIT.value}. Add for example --split={scored[0]}')
-    log.info('the runs have results on %s, and not on %s. The report shows the results on %s', scored[0], SPLIT.value,
-             scored[0])
-    return scored[0]
-
-
-def report(directory: Path) -> bool:
-    """Prints the table of results, and writes the table and the plots into the directory of the sweep.
-
-    If the learning curves or the results do not have --metric, their plot shows the default metric. If neither has
-    --metric, logs an error and returns False.
-
-    Raises:
-      UserError: before anything is written, as in `split_of_report`.
-    """
-    runs = load_runs(directory)
-    split, metric = split_of_report(runs), (METRIC.value or '').removeprefix(EVALUATED)
-    measured = {'curves.png': {name.removeprefix(EVALUATED) for run in runs for name in run.curves},
-                'varied.png': {name for run in runs for name, value in run.results.get(split, {}).items()
-                               if isinstance(value, int | float)}}
-    shown = {picture: '' if names and metric not in names else metric for picture, names in measured.items()}
-    has_metric = not (metric and any(measured.values())) or any(metric in names for names in measured.values())
-    from analysis.pictures import save_figure  # the import of matplotlib is slow, and --help does not need it
-    from analysis.plots import plot_curves, plot_varied
-
-    table = results_table(runs, split=split)
-    saved = [saved_options(run.workdir) for run in runs]
-    warnings = list(filter(None, [different_precisions(runs, saved), different_options(runs, saved)]))
-    print(table.markdown(), end='')
-    for warning in warnings:
-        log.warning('%s', warning)
-    notes = ''.join(f'{warning}.\n\n' for warning in warnings)
-    write_text(directory / 'report.csv', table.csv())
-    save_figure(plot_curves(runs, shown['curves.png']), directory / 'curves.png')
-    save_figure(plot_varied(runs, shown['varied.png'], split), directory / 'varied.png')
-    write_text(
-        directory / 'report.md',
-        f'# {directory.resolve().name}\n\nThe table shows the scores of decode.py on the whole {split} split, '
-        'with the best checkpoint of each run. The best values are bold. ± is the standard deviation over seeds. The '
-        'learning curves are from evaluations during training. These evaluations may use another search and fewer '
-        'sentences, so the order of the runs may differ. The title of each picture describes the measurement.\n\n'
-        f'{notes}{table.markdown()}\n![Learning curves](curves.png)\n\n'
-        '![The metric as a function of the varied options](varied.png)\n')
-    log.info('wrote %s, report.csv, curves.png and varied.png', directory / 'report.md')
-    if not has_metric:
-        log.error('--metric=%s: no run has this metric%s The plots show the default metric. For plots of another '
-                  'metric, use --report --metric=NAME', METRIC.value,
-                  did_you_mean(metric, set().union(*measured.values())) or '.')
-    elif metric and '' in shown.values():
-        log.info('--metric=%s: there are no values of this metric for %s, which shows the default metric',
-                 METRIC.value, next(picture for picture, name in shown.items() if not name))
-    return has_metric
 
 
 if __name__ == '__main__':

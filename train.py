@@ -18,11 +18,12 @@ from collections.abc import Collection, Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from command_line import flag_files_explained, run_script, slow_imports
+from command_line import flag_files_explained, run_script
 from configs.checks import config_from
 from configs.options import DEFAULTS, flatten
 from run_directory.records import CONFIG, finished_at
 from runtime.files import expanded
+from runtime.process_setup import slow_imports
 
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe: a file in configs/.', lock_config=True)

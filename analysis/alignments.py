@@ -20,7 +20,7 @@ from inference.translate import Translator
 from input_pipeline.links import Links
 from input_pipeline.stores import SIDES
 from input_pipeline.token_links import words_of_tokens
-from run_directory.workdir import has_fingerprints
+from run_directory.fingerprints import has_fingerprints
 from runtime.errors import UserError
 
 SENTENCES = 200  # number of validation sentences on which the best head is chosen

@@ -43,9 +43,9 @@ from input_pipeline.splits import asked_splits
 from input_pipeline.tokenizer import UNK
 from kernels.product import use_precision, used_precision
 from model.patches import patch_grid
+from run_directory.fingerprints import changed_data, is_unchanged
 from run_directory.records import read_config
 from run_directory.trained import run_paths
-from run_directory.workdir import changed_data, is_unchanged
 from runtime import STARTED
 from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time

@@ -10,7 +10,8 @@ from typing import Any
 import flax
 import jax
 
-from benchmarks.turns import CORES, peak_resident
+from benchmarks.turns import CORES
+from runtime.memory import peak_resident
 
 
 def times(call: Callable[[], Any], runs: int) -> list[float]:
@@ -36,14 +37,14 @@ def report(seconds: list[float], tokens: int, entries: Mapping[str, Any]) -> Non
                  'tokens_per_second': round(tokens / median)}
     print(json.dumps({
         **entries, **timed, 'runs': len(seconds),
-        'peak_memory_gb': round(peak_memory(), 3), 'device': jax.devices()[0].device_kind, 'cores': CORES,
+        'peak_memory_gb': round(peak_memory() / 2 ** 30, 3), 'device': jax.devices()[0].device_kind, 'cores': CORES,
         'jax': jax.__version__, 'flax': flax.__version__, 'python': platform.python_version()}), flush=True)
 
 
-def peak_memory() -> float:
-    """Returns the peak memory of the device in GiB.
+def peak_memory() -> int:
+    """Returns the peak memory of the device in bytes.
 
     If JAX does not report the memory of the device, returns the peak memory of this process.
     """
     device = jax.devices()[0].memory_stats() or {}
-    return device['peak_bytes_in_use'] / 2 ** 30 if 'peak_bytes_in_use' in device else peak_resident()
+    return device['peak_bytes_in_use'] if 'peak_bytes_in_use' in device else peak_resident()

@@ -15,32 +15,19 @@ import multiprocessing
 import os
 import pkgutil
 import platform
-import re
-import resource
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.errors import UserError
+from runtime.memory import peak_resident
 
 CORES = len(os.sched_getaffinity(0))
 WARM_UP = 0.5
 TUNABLES = 'GLIBC_TUNABLES'
-
-
-def peak_resident() -> float:
-    """Returns the peak memory of this process in GiB.
-
-    On Linux, the peak is read from /proc, because ru_maxrss may include the memory of the parent process.
-    """
-    with contextlib.suppress(OSError):
-        return int(re.findall(r'VmHWM:\s+(\d+) kB', Path('/proc/self/status').read_text())[0]) / 2 ** 20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (30 if sys.platform == 'darwin' else 20)
 
 
 class Ready(NamedTuple):
@@ -50,12 +37,12 @@ class Ready(NamedTuple):
       call: does the work once, and returns when the work is done.
       facts: further entries of the system's JSON line, such as 'compile_s' and versions.
       answer: the tokens or the text of each decoded sentence; None if the system does not decode.
-      peak_memory_gb: returns the peak memory so far.
+      peak_memory: returns the peak memory so far, in bytes.
     """
     call: Callable[[], Any]
     facts: Mapping[str, Any]
     answer: Any = None
-    peak_memory_gb: Callable[[], float] = peak_resident
+    peak_memory: Callable[[], int] = peak_resident
 
 
 class System(NamedTuple):
@@ -67,8 +54,8 @@ class System(NamedTuple):
         'module:name', so that no process imports the library of another system.
       arguments: the arguments of this function.
       own_arenas: whether each thread has its own arena of malloc. By default, all threads share one arena
-        (`command_line.use_huge_pages`). With one arena, a step of PyTorch's autocast takes twice as long, but a step in
-        float32 is faster.
+        (`use_huge_pages`). With one arena, a step of PyTorch's autocast takes twice as long, but a step in float32 is
+        faster.
     """
     name: str
     make: str
@@ -237,7 +224,7 @@ def _serve(pipe: Connection, system: System) -> None:
             began = time.perf_counter()
             ready.call()
             pipe.send(time.perf_counter() - began)
-        pipe.send(ready.peak_memory_gb())
+        pipe.send(ready.peak_memory() / 2 ** 30)
 
 
 def _receive(pipe: Connection, name: str) -> Any:

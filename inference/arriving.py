@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from input_pipeline.documents import cut
-from input_pipeline.sources import decode_lines, read_lines
+from input_pipeline.text_files import decode_lines, divided, read_lines
 from runtime.cache import cache_folder
 from runtime.errors import UserError
 
@@ -43,7 +42,7 @@ def arriving_documents(lines: Arriving) -> Arriving:
                 ahead.append(line)
         return whole
 
-    return Arriving(cut(read(), 'blank_line'), ready)
+    return Arriving(divided(read(), 'blank_line'), ready)
 
 
 def input_lines(path: str) -> Iterator[str]:

@@ -9,8 +9,7 @@ from inference.options import SearchOptions
 from inference.outputs import Output
 from inference.text import TextModel
 from inference.translate import Translator
-from input_pipeline.documents import cut, read_text
-from input_pipeline.sources import read_lines
+from input_pipeline.text_files import divided, read_lines, read_text
 from runtime.errors import UserError
 
 
@@ -29,7 +28,7 @@ def input_texts(path: str, documents: str) -> Iterator[str]:
         return (read_text(name) for name in [path])  # the file is read when its text is requested
     lines = input_lines(path)
     if documents == 'blank_line':
-        return arriving_documents(lines) if isinstance(lines, Arriving) else cut(lines, documents)
+        return arriving_documents(lines) if isinstance(lines, Arriving) else divided(lines, documents)
     if documents == 'jsonl':
         texts = (_json_text(line, f'{_named(path)}:{number}') for number, line in enumerate(lines, 1))
         return Arriving(texts, lines.ready) if isinstance(lines, Arriving) else texts

@@ -24,8 +24,8 @@ from input_pipeline.image_files import (
 )
 from input_pipeline.input_format import InputFormat
 from input_pipeline.series_tables import read_csv, read_histories, read_unlabelled
-from input_pipeline.sources import open_binary
 from input_pipeline.splits import Parts, naming_option, without_files
+from input_pipeline.text_files import open_binary
 from runtime.errors import UserError
 
 IDX_IMAGES, IDX_LABELS = 'images-idx3-ubyte', 'labels-idx1-ubyte'

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import io
-import itertools
 import logging
 import os
 import sysconfig
@@ -14,8 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 from typing_extensions import override
 
-from input_pipeline.sources import decode_lines, decode_text, has_mark, open_binary, read_lines, source_of
+from input_pipeline.sources import source_of
 from input_pipeline.splits import HeldOut, Parts, naming_option, split_names, text_key, without_files
+from input_pipeline.text_files import decode_text, divided, has_mark, read_lines, read_text
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
 from runtime.files import expanded, files_in, named_files, sha256
@@ -105,7 +105,7 @@ class FileDocuments(Documents):
             if self._kind == 'file':
                 yield read_text(path)
             else:
-                yield from cut(read_lines(path), self._kind)
+                yield from divided(read_lines(path), self._kind)
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class OneFile(Documents):
             yield part
         else:
             lines = (line.removesuffix('\n').removesuffix('\r') for line in io.StringIO(part, newline='\n'))
-            yield from cut(lines, self._kind)
+            yield from divided(lines, self._kind)
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
@@ -269,30 +269,3 @@ def _marks(files: Iterable[Path]) -> dict[str, str]:
     Earlier versions read a byte order mark as text, so the fingerprints of earlier versions do not have this entry.
     """
     return {'byte_order_marks': 'removed'} if any(map(has_mark, files)) else {}
-
-
-def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
-    """Divides lines of text into documents. `kind` is 'line' or 'blank_line', as in FileDocuments."""
-    if kind == 'line':
-        yield from lines
-        return
-    for blank, together in itertools.groupby(lines, lambda line: not line.strip()):
-        if not blank:
-            yield '\n'.join(together)
-
-
-def read_text(path: Path | str) -> str:
-    """Reads a whole UTF-8 file, plain or .gz, or stdin (-). Line ends are kept, and a byte order mark is removed.
-
-    Raises:
-      UserError: if the file cannot be read or is not UTF-8. The message has file:line of an invalid byte.
-    """
-    with open_binary(path) as file:
-        content = file.read()
-    try:
-        return decode_text(content)
-    except UnicodeDecodeError:
-        name = 'stdin' if path == '-' else str(path)
-        for _ in decode_lines(io.BytesIO(content), name):  # raises UserError with file:line
-            continue
-        raise

@@ -14,8 +14,8 @@ from jaxtyping import Float
 
 from input_pipeline.examples import Examples
 from input_pipeline.input_format import FILL_GAPS, FLOAT32_END, USE_MEAN, is_name
-from input_pipeline.sources import read_lines
 from input_pipeline.splits import say, warn
+from input_pipeline.text_files import read_lines
 from runtime.errors import UserError
 
 NOT_CHANNELS = ('series', 'time', 'group', 'target')  # every other column is a channel

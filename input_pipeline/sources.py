@@ -1,19 +1,12 @@
 """Sources of sentence pairs with one interface: text files, a TFDS dataset, or the built-in corpus."""
 
-import codecs
-import contextlib
-import errno
 import functools
-import gzip
 import hashlib
 import itertools
 import os
-import stat
-import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ml_collections import ConfigDict
 from typing_extensions import override
@@ -21,6 +14,7 @@ from typing_extensions import override
 from input_pipeline import builtin
 from input_pipeline.links import Links, links_of, parse_links
 from input_pipeline.splits import HeldOut, naming_option, split_names, text_key, without_files
+from input_pipeline.text_files import read_lines
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
 from runtime.files import expanded, named_files, plain_or_gz, sha256
@@ -296,67 +290,3 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Corpus]] = {
     'tfds': lambda data: TfdsCorpus(data['name'], data['dir'], data['source_lang'], data['target_lang'],
                                     split_names(data)),
 }
-
-
-def read_lines(path: Path | str) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file, plain or .gz, without line ends (line feed, or carriage return and line feed).
-
-    A byte order mark at the beginning of the file is removed. Windows programs write such marks. The path '-' stands
-    for stdin.
-
-    Raises:
-      UserError: if the file cannot be read or is not UTF-8. The message has file:line of an invalid byte.
-    """
-    with open_binary(path) as file:
-        yield from decode_lines(file, 'stdin' if path == '-' else str(path))
-
-
-@contextlib.contextmanager
-def open_binary(path: Path | str) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """Opens a file, plain or .gz, for reading. The path '-' stands for stdin.
-
-    Raises:
-      UserError: if the file cannot be opened, or if reading fails inside the context.
-    """
-    try:
-        if path == '-':
-            if sys.stdin is None:
-                raise UserError('stdin is closed. Use --input=FILE')
-            yield sys.stdin.buffer
-            return
-        mode = os.stat(path)
-        if stat.S_ISCHR(mode.st_mode) and mode.st_rdev != os.stat(os.devnull).st_rdev and not _is_terminal(path):
-            raise OSError(errno.EINVAL, 'it is a device')
-        opened = gzip.open if str(path).endswith('.gz') else open
-        with opened(path, 'rb') as file:
-            yield file
-    except (OSError, EOFError, zlib.error) as error:  # the last two are for a truncated or damaged .gz
-        raise UserError(f'{path} cannot be read: {error}') from None
-
-
-def _is_terminal(path: Path | str) -> bool:
-    with open(path, 'rb') as file:
-        return file.isatty()
-
-
-def decode_text(content: bytes) -> str:
-    """Decodes a UTF-8 file, or its first part. Removes a byte order mark, which Windows programs write."""
-    return content.removeprefix(codecs.BOM_UTF8).decode()
-
-
-def has_mark(path: Path) -> bool:
-    """Returns whether a file, plain or .gz, begins with a byte order mark."""
-    with open_binary(path) as file:
-        return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-
-
-def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yields the lines of an open binary file as text. `name` is the name of the file in error messages."""
-    for number, line in enumerate(file, 1):
-        try:
-            text = decode_text(line) if number == 1 else line.decode()
-        except UnicodeDecodeError as error:
-            raise UserError(f'{name}:{number}: not UTF-8 (byte {error.object[error.start]:#04x} at column '
-                            f'{error.start + 1}). Convert the file, for example with iconv -f ENCODING -t UTF-8, where '
-                            'ENCODING is the encoding of the file, such as WINDOWS-1252 or UTF-16') from None
-        yield text.removesuffix('\n').removesuffix('\r')

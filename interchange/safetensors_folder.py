@@ -19,9 +19,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from configs.versions import VERSION
 from input_pipeline.kept_data import KEPT, SIZES, save_kept_data
 from interchange.safetensors_files import ADVICE, open_arrays, save_arrays
+from run_directory.fingerprints import FINGERPRINTS
 from run_directory.records import CONFIG, EXPORTED, read_config
 from run_directory.trained import TrainedModel, make_model, parts_of_one_run
-from run_directory.workdir import FINGERPRINTS
 from runtime.errors import UserError
 from runtime.files import write_text
 from runtime.schema import Count

@@ -10,8 +10,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from input_pipeline.data import Data
 from input_pipeline.kept_data import KEPT
 from model.evaluation import Objective
 from run_directory.checksums import checksums
+from run_directory.fingerprints import FINGERPRINTS, SPLITS, changed_data, has_fingerprints
 from run_directory.records import (
     CONFIG,
     EXPORTED,
@@ -42,15 +42,12 @@ from runtime.locks import lock_directory
 from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config: one line for each resumption that changes options
-FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
 TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
 OWNER = 'owner'  # the file with the lease, a line that identifies the training that uses the directory
 VISIBLE = 20  # maximum time, in seconds, that the other processes wait for a file that the leader has written
 # Files of a run. Other commands must not replace these files with their outputs.
 OWN = (CONFIG, CHANGES, LOCK, OWNER, KEPT, METRICS_FILE, 'checkpoints')
-SPLITS = ('train', 'validation')  # the splits that training reads
-MOST_NAMES = 12  # maximum number of files in a message
 # Options that name the data and the teacher. Their values may change if the content is the same, which training checks.
 NAMING_INPUTS = ('data.dir', 'data.file', 'train.teacher', 'train.teacher_checkpoint')
 
@@ -354,65 +351,6 @@ def may_change(key: str) -> str | None:
     return BY_NAME[key].resume if key in BY_NAME else None
 
 
-def has_fingerprints(workdir: Path) -> bool:
-    """Returns whether a folder has the fingerprints of the data on which its model was trained.
-
-    The folder of an imported model has none before the model is trained further.
-    """
-    path = workdir / KEPT / FINGERPRINTS
-    return path.is_file() and read_json(path, RESTORE).keys() >= {*SPLITS}
-
-
-def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
-    """Returns one message for each split with changed data, such as 'train: train.en, train.de' (the changed files).
-
-    The messages also name files that are no longer read: they are missing, or they are hidden files, which earlier
-    versions read. The data of a file or a folder is unchanged if only its name has changed. Gold links are compared
-    only if `data` reads them, for guided alignment.
-    """
-    path = workdir / KEPT / FINGERPRINTS
-    saved = read_json(path, RESTORE)
-    changed = []
-    for split in splits:
-        if not isinstance(saved.get(split, {}), dict):
-            raise UserError(f'{path} is damaged: {split} is not a JSON object. {RESTORE}')
-        current = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
-        if 'links' not in current:
-            saved.get(split, {}).pop('links', None)
-        if split in saved and _without_names(current) != _without_names(saved[split]):
-            before, now = _files(saved[split]), _files(current)
-            digests, kept = [digest for _, digest in before], [value for file in now for value in file]
-            names = [name for name, digest in now if digest not in digests]
-            names += [f'{name} (no longer read)' for name, digest in before if name not in kept and digest not in kept]
-            more = f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''
-            changed.append(f'{split}: {", ".join(names[:MOST_NAMES]) + more or "its text"}')
-    return changed
-
-
-def is_unchanged(workdir: Path, data: Data, split: str) -> bool:
-    """Returns whether a run has the fingerprint of a split, and the data of the split is unchanged."""
-    return split in read_json(workdir / KEPT / FINGERPRINTS, RESTORE) and not changed_data(workdir, data, [split])
-
-
 def _arrays(objective: Objective) -> dict[str, list[int]]:
     """Returns {path: checksum} of the objective's arrays, such as the parameters of a teacher."""
     return checksums(objective.args) if isinstance(objective, jax.tree_util.Partial) else {}
-
-
-def _without_names(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fingerprint of a split with the digests of its files, in order, but without their names.
-
-    A held-out validation split has the examples with the smallest hashes. They do not depend on whether test is held
-    out, too. So `cut_off` is removed, unless the split is made of the characters of a single document.
-    """
-    digests = [digest for _, digest in _files(fingerprint)]
-    single = fingerprint.get('documents') == 'file' and len(digests) == 1
-    independent = {'cut_off': None} if fingerprint.get('part') == 'validation' and not single else {}
-    return {**fingerprint, 'file': None, 'files': digests, **independent}
-
-
-def _files(fingerprint: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Returns the name and the digest of each file in the fingerprint of a split."""
-    files = fingerprint.get('files', [fingerprint.get('file')])
-    return [(str(file[0]), file[1]) for file in files if isinstance(file, list) and len(file) == 2
-            ] if isinstance(files, list) else []

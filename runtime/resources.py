@@ -1,15 +1,8 @@
 """Resources of a process: its memory, and the time that JAX spends on compiling."""
 
-import resource
-import sys
-from pathlib import Path
-
 import jax
 
-
-def peak_resident() -> int:
-    """Returns the peak resident memory of this process in bytes. (macOS counts in bytes, other systems in KiB.)"""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+from runtime.memory import resident
 
 
 def memory() -> dict[str, float]:
@@ -18,12 +11,8 @@ def memory() -> dict[str, float]:
     The device is the first device of this process. If this device does not report its memory, the result lacks both
     values of the device.
     """
-    try:
-        resident = int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
-    except OSError:  # on systems other than Linux, reports the peak instead
-        resident = peak_resident()
     device = jax.local_devices()[0].memory_stats() or {}
-    sizes = {'resident_gb': resident, 'device_gb': device.get('bytes_in_use'),
+    sizes = {'resident_gb': resident(), 'device_gb': device.get('bytes_in_use'),
              'device_peak_gb': device.get('peak_bytes_in_use')}
     return {name: size / 2 ** 30 for name, size in sizes.items() if size is not None}
 

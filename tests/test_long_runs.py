@@ -5,14 +5,12 @@ import json
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from configs import demo
 from input_pipeline import builtin
 from input_pipeline.data import open_data
-from runtime import resources
 from runtime.errors import UserError
 from tests.tiny_run import outcome, said, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop, profiling
@@ -77,17 +75,6 @@ def test_the_peak_that_is_logged_is_what_linux_says(tmp_path, cache, caplog):
     kilobytes = int(re.search(r'VmHWM:\s+(\d+) kB', Path('/proc/self/status').read_text())[1])
     told = float(re.search(r'peak memory (\d+\.\d+) GB', caplog.text)[1])
     assert told == pytest.approx(kilobytes / 2 ** 20, abs=0.02)
-
-
-@pytest.mark.parametrize('system, counted',
-                         [('linux', 3 * 2 ** 20), ('darwin', 3 * 2 ** 30), ('freebsd14', 3 * 2 ** 20)])
-def test_three_gigabytes_are_three_whatever_the_system_counts_in(system, counted, monkeypatch):
-    """ru_maxrss is in bytes on macOS and in kilobytes elsewhere; without Linux's /proc, it stands for what is held."""
-    monkeypatch.setattr(resources, 'sys', SimpleNamespace(platform=system))
-    monkeypatch.setattr(resources.resource, 'getrusage', lambda _: SimpleNamespace(ru_maxrss=counted))
-    assert resources.peak_resident() == 3 * 2 ** 30
-    monkeypatch.setattr(resources, 'Path', lambda _: Path('/no/such/file'))
-    assert resources.memory()['resident_gb'] == 3.0
 
 
 def test_a_window_of_steps_that_a_resumed_run_has_made_is_reported(copy, cache, monkeypatch, said):

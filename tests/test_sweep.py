@@ -14,12 +14,11 @@ import types
 import pytest
 
 import sweep as sweep_script
-from analysis import pictures, sweeping
+from analysis import sweeping
 from analysis.compare import RunRecord
 from analysis.sweeping import Progress, logged_regularly, planned_runs, read_sweep
 from configs import demo, pendulum
 from configs.options import flatten
-from runtime.errors import UserError
 from runtime.executors import FULL, INTERRUPTED, Job, Local
 from tests.sweep_bench import (  # noqa: F401 (a fixture)
     ENVIRONMENT,
@@ -31,6 +30,7 @@ from tests.sweep_bench import (  # noqa: F401 (a fixture)
     sweep_bench,
     times_begun,
     wait_for,
+    write_scores,
 )
 
 
@@ -232,83 +232,6 @@ def test_a_report_says_that_the_runs_have_chosen_different_precisions(bench):
                 '--config.train.matmul_precision=default')
     assert done.returncode == 0 and sentence in done.stderr and 'other options' not in done.stderr
     assert f'{sentence}.\n\n| ' in (bench / 'out/report.md').read_text()
-
-
-def test_a_report_says_which_runs_have_other_options_than_the_sweep(report, tmp_path, caplog):
-    (tmp_path / 'one/data').mkdir(parents=True)
-    (tmp_path / 'one/config.json').write_text(json.dumps({
-        'cache_dir': 'elsewhere', 'model': {'d_ff': 64, 'dropout': 0.1}, 'data': {'tokenizer': {'vocab_size': 999}}}))
-    (tmp_path / 'one/data/lowered.json').write_text('{"data.tokenizer.vocab_size": 8000}')
-    report()
-    sentence = ('1 of 1 runs have other options than sweep.json, for example because the recipe was edited during the '
-                'sweep (one has model.d_ff=64 instead of 2048). The report shows the values of sweep.json.')
-    assert [sentence in text for text in (caplog.text, (tmp_path / 'report.md').read_text())] == [True, True]
-    caplog.clear()
-    (tmp_path / 'one/config.json').write_text('{')
-    report()
-    assert 'one/config.json' in caplog.text and 'other options' not in caplog.text
-
-
-def test_the_report_at_the_end_of_a_sweep_needs_no_scores_of_the_split(report, tmp_path):
-    report(split='news')
-    assert 'on the whole news split' in (tmp_path / 'report.md').read_text()
-
-
-def write_scores(workdir, **splits):
-    (workdir / 'results').mkdir(parents=True, exist_ok=True)
-    for split, scores in splits.items():
-        (workdir / 'results' / f'{split}.json').write_text(json.dumps(scores))
-
-
-@pytest.fixture
-def report(tmp_path, monkeypatch):
-    """A function that writes the report of a sweep of the run 'one', and returns the pictures instead of saving them.
-
-    The flags are --report and --metric. With `split`, the report is that of a sweep with this --split.
-    """
-    (tmp_path / 'sweep.json').write_text(json.dumps({'config': {}, 'runs': {'one': {}}}))
-
-    def report(metric=None, split=None):
-        for flag, value, present in (
-                ('REPORT', split is None, 1), ('SPLIT', split or 'validation', bool(split)), ('METRIC', metric, 1)):
-            monkeypatch.setattr(sweep_script, flag, types.SimpleNamespace(value=value, present=present))
-        drawn = {}
-        monkeypatch.setattr(pictures, 'save_figure', lambda figure, path: drawn.update({path.name: figure}))
-        assert sweep_script.report(tmp_path)
-        return drawn
-
-    return report
-
-
-@pytest.mark.parametrize('metric, curve, score, lacking', [
-    (None, 'BLEU', 'BLEU 38.50', None), ('validation_bleu', 'BLEU', 'BLEU 38.50', None),
-    ('chrf', 'BLEU', 'chrF 60.50', 'curves.png'), ('validation_loss', 'loss', 'BLEU 38.50', 'varied.png'),
-    ('train_loss', 'train loss', 'BLEU 38.50', 'varied.png')])
-def test_a_picture_without_values_of_the_metric_shows_the_default_metric(report, tmp_path, caplog, metric, curve, score,
-                                                                         lacking):
-    caplog.set_level('INFO', logger='allyouneed.sweep')
-    write_scores(tmp_path / 'one', validation={'bleu': 38.5, 'chrf': 60.5})
-    (tmp_path / 'one/metrics.jsonl').write_text('{"step": 10, "train_loss": 2.0}\n'
-                                                '{"step": 10, "validation_bleu": 30.0, "validation_loss": 1.0}\n')
-    drawn = report(metric)
-    assert drawn['curves.png'].axes[0].get_ylabel() == curve
-    assert drawn['varied.png'].axes[0].get_title() == f'no option varies: {score}'
-    assert [message for message in caplog.messages if 'default metric' in message] == ([] if lacking is None else [
-        f'--metric={metric}: there are no values of this metric for {lacking}, which shows the default metric'])
-
-
-def test_a_report_without_split_is_on_the_only_split_with_results(report, tmp_path, capsys):
-    edits = [{'edit': 'zero', 'place': 'decoder'}]  # also in the scores of a run that was trained with train.edits
-    write_scores(tmp_path / 'one', test={'bleu': 38.5, 'edits': edits},
-                 **{'test.edited': {'bleu': 20.5, 'edits': edits}})
-    report()
-    assert '38.50' in capsys.readouterr().out and 'on the whole test split' in (tmp_path / 'report.md').read_text()
-    write_scores(tmp_path / 'one', news={'bleu': 30.5})
-    (tmp_path / 'report.csv').write_text('precious')
-    with pytest.raises(UserError, match='--split is missing: the runs have results on news and test, and not on '
-                                        'validation. Add for example --split=news'):
-        report()
-    assert (tmp_path / 'report.csv').read_text() == 'precious'
 
 
 def test_a_sweep_in_the_home_folder_may_have_numbers_of_numpy(tmp_path, monkeypatch):

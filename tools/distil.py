@@ -17,10 +17,11 @@ all data flags that the training of the student needs. For a student with the te
 
 from absl import flags
 
-from command_line import run_script, slow_imports
+from command_line import run_script
 from configs.options import COUNT
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded
+from runtime.process_setup import slow_imports
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of the teacher, or A,B,C for an ensemble.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "The teacher's checkpoint: the same choices as for decode.py.")

@@ -10,8 +10,9 @@ folder is written.
 
 from absl import flags
 
-from command_line import run_script, slow_imports
+from command_line import run_script
 from runtime.errors import UserError
+from runtime.process_setup import slow_imports
 
 FORMATS = ('ctranslate2', 'huggingface', 'safetensors')
 QUANTIZATIONS = ('float32', 'int8', 'float16')

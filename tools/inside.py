@@ -9,8 +9,9 @@
 
 from absl import flags
 
-from command_line import run_script, slow_imports
+from command_line import run_script
 from runtime.errors import UserError
+from runtime.process_setup import slow_imports
 
 SPLITS = 'importance', 'pruning', 'roles'
 TEXTS = 'logit_lens', 'attribution', 'patching'

@@ -15,10 +15,11 @@ import os
 from absl import flags
 from ml_collections import config_flags
 
-from command_line import flag_files_explained, run_script, slow_imports
+from command_line import flag_files_explained, run_script
 from configs.checks import config_from
 from runtime.errors import UserError
 from runtime.files import check_file, expanded
+from runtime.process_setup import slow_imports
 
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from analysis.compare import RunRecord, load_runs
-from command_line import run_script, slow_imports
+from command_line import run_script
 from configs import recipes
 from configs.options import flatten, is_used
 from configs.tasks import METRICS, goodness
 from run_directory.records import CONFIG, EVALUATED, METRICS_FILE, damaged_metrics, no_run, tensorboard
 from runtime.errors import UserError
 from runtime.files import expanded
+from runtime.process_setup import slow_imports
 
 
 def main(folder: str) -> None:

@@ -15,7 +15,7 @@ from inference.translate import Translator
 from input_pipeline.data import PairData
 from input_pipeline.sources import Pair
 from input_pipeline.splits import sets_to_test, split_names
-from run_directory.workdir import changed_data
+from run_directory.fingerprints import changed_data
 from runtime.errors import UserError
 from runtime.files import naming
 from runtime.folders import written_folder

@@ -19,10 +19,10 @@ from input_pipeline.tokenizer import BOS
 from interchange.huggingface import read_huggingface
 from model import Params
 from run_directory.checkpoints import open_checkpoints
+from run_directory.fingerprints import FINGERPRINTS
 from run_directory.progress import Progress
 from run_directory.records import CONFIG, RECIPE, read_config
 from run_directory.trained import TrainedModel, make_model
-from run_directory.workdir import FINGERPRINTS
 from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded, naming, write_text

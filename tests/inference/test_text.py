@@ -1,7 +1,6 @@
 """The line discipline of decoding: whatever the lines are, one answer each, in order, and bounded memory."""
 
 import dataclasses
-import gzip
 import io
 import itertools
 import logging
@@ -9,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import flax.linen as nn
@@ -28,7 +26,7 @@ from inference.outputs import Hypothesis, Output
 from inference.text import TextModel
 from inference.translate import Translator, _warn
 from input_pipeline.data import DocumentData, PairData
-from input_pipeline.sources import decode_lines, read_lines
+from input_pipeline.text_files import decode_lines, read_lines
 from input_pipeline.tokenizer import BOS, ByteTokenizer, train_tokenizer
 from model.losses import Sums
 from runtime.errors import UserError
@@ -263,52 +261,6 @@ print(SearchOptions(beam=np.int64(3), alpha=1).beam)
         *(f'pair {pair}: must be (source, target). Use a list of pairs, [(source, target), ...]'
           for pair in ("1 is 'ab'", "1 is 'ab'", "1 is 'a'", "2 is ('a', 'b', 'c')")),
         'text 2 is 3: must be a string that UTF-8 can encode', '3'], done.stderr
-
-
-# Files.
-
-def write(path, content):
-    path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize('content, expected', [
-    (b'', []), (b'\n', ['']), (b'a', ['a']), (b'a\n\nb', ['a', '', 'b']), (b'a\r\nb\r\n', ['a', 'b']),
-    (b'\xef\xbb\xbfa\n\xef\xbb\xbfb\n', ['a', '\ufeffb']), (b'\xef\xbb\xbf', ['']), (b'a\rb\n', ['a\rb']),
-    ('a\u2028b\u2029c\x85d\x0b\x0c\x1c\n'.encode(), ['a\u2028b\u2029c\x85d\x0b\x0c\x1c']),
-    (b'\x00\n\x00', ['\x00', '\x00'])])
-def test_only_line_feeds_end_lines(content, expected, tmp_path):
-    assert list(read_lines(write(tmp_path / 'x.txt', content))) == expected
-    assert list(read_lines(write(tmp_path / 'x.gz', gzip.compress(content)))) == expected
-
-
-@pytest.mark.parametrize('name, content, message', [
-    ('x.txt', b'good\nbad \xff\n', r'x\.txt:2: not UTF-8 \(byte 0xff at column 5\)'),
-    ('x.txt', b'good\n\xed\xa0\x80', r'x\.txt:2: not UTF-8'),  # half a surrogate pair
-    ('x.txt', 'text'.encode('utf-16'), r'x\.txt:1: not UTF-8'),
-    ('x.gz', gzip.compress(b'text ' * 99, mtime=0)[:-9], r'x\.gz cannot be read: '),
-    ('x.gz', b'no gzip', r'x\.gz cannot be read: Not a gzipped file'),
-    ('x.gz', gzip.compress(b'a\n' * 9, mtime=0)[:12] + b'\xff' * 30, r'x\.gz cannot be read: '),
-])
-def test_a_damaged_file_is_named(name, content, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        answers(Echo(), read_lines(write(tmp_path / name, content)))
-
-
-def test_a_folder_is_no_input(tmp_path):
-    with pytest.raises(UserError, match='Is a directory'):
-        list(read_lines(tmp_path))
-
-
-def test_standard_input(monkeypatch):
-    monkeypatch.setattr(sys, 'stdin', types.SimpleNamespace(buffer=io.BytesIO(b'one\n\xff\n')))
-    lines = read_lines('-')
-    assert next(lines) == 'one'
-    with pytest.raises(UserError, match='stdin:2: not UTF-8'):
-        next(lines)
-    monkeypatch.setattr(sys, 'stdin', None)
-    with pytest.raises(UserError, match='stdin is closed'):
-        list(read_lines('-'))
 
 
 def resident():

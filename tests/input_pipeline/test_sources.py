@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from configs import base
-from input_pipeline.sources import BuiltinCorpus, TextCorpus, open_corpus, read_lines
+from input_pipeline.sources import BuiltinCorpus, TextCorpus, open_corpus
 from input_pipeline.splits import asked_splits, sets_to_test
 from runtime.errors import UserError
 
@@ -169,16 +169,6 @@ def test_invalid_utf8_is_located(tmp_path, suffix):
     with pytest.raises(UserError, match=rf'train\.fr{suffix}:3: not UTF-8 \(byte 0xe9 at column 2\)\. .*iconv -f '
                                         'ENCODING -t UTF-8, where ENCODING is the encoding of the file, such as WIN'):
         read(tmp_path)
-
-
-@pytest.mark.parametrize('damage', [lambda whole: whole[:len(whole) // 2], lambda whole: whole[:-4],
-                                    lambda whole: whole[:30] + bytes(30) + whole[60:], lambda whole: b'plain text'])
-def test_damaged_gz(tmp_path, damage):
-    path = tmp_path / 'train.en.gz'
-    write(path, (str(number ** 3) for number in range(1000)))
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UserError, match=r'train\.en\.gz cannot be read: '):
-        list(read_lines(path))
 
 
 @pytest.mark.parametrize('line, columns', [('alone', 1), ('', 1), ('a\tb\tc', 3)])

@@ -24,7 +24,7 @@ from input_pipeline.tokenizer import EOS, train_tokenizer
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
 from model.places import place
-from run_directory.workdir import changed_data
+from run_directory.fingerprints import changed_data
 from tests.model.small_transformer import SOURCE, TARGET, transformer
 from tests.training.test_objective import SMOOTHED
 from training.objective import guided, guided_head, r_drop
