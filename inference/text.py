@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from configs.options import BEAM_METHODS
 from inference import search
 from inference.arriving import PAUSE, Arriving
-from inference.batches import Batch, BatchSearch, find_in_threads, rows_per_thread, threads_for
+from inference.batches import BatchSearch, SearchBatch, find_in_threads, rows_per_thread, threads_for
 from inference.constraints import Automaton, begin_words, join_words
 from inference.forced import Forced, forced_log_probs
 from inference.inputs import Begin, SearchInput
@@ -281,7 +281,7 @@ class SearchModel(TextModel):
         at_most[:len(sources)] = [single.limit for single in inputs] if limits is None else limits
         number[:len(sources)] = numbers
         settings = self._settings(self._max_length(source.shape[1], options), options)
-        batch = Batch(source, start, at_most, number)
+        batch = SearchBatch(source, start, at_most, number)
         automaton = self.automaton(options)
         if automaton is not None:
             places = np.zeros(rows, np.int32)
@@ -289,10 +289,10 @@ class SearchModel(TextModel):
             batch = batch._replace(places=places)
         if begins and any(begin.prefix for begin in begins):
             batch = batch._replace(prefixes=self.padded([begin.prefix for begin in begins], rows))
-        return self._batches.find(self.params, settings, Batch(*self.distribute(tuple(batch))), options.seed, draw,
-                                  self._follow(automaton, batch))
+        return self._batches.find(self.params, settings, SearchBatch(*self.distribute(tuple(batch))), options.seed,
+                                  draw, self._follow(automaton, batch))
 
-    def _follow(self, automaton: Automaton | None, batch: Batch) -> search.Follow | None:
+    def _follow(self, automaton: Automaton | None, batch: SearchBatch) -> search.Follow | None:
         """Returns the rules that restrict the next tokens of a batch, or None if there are no rules."""
         tokenizer = self.tokenizers['target']
         if automaton is not None:
