@@ -26,7 +26,6 @@ from inference.forced import Forced, forced_log_probs
 from inference.inputs import Begin, SearchInput
 from inference.minimum_risk import by_expected_chrf
 from inference.options import SearchOptions
-from inference.options import search_options as search_options  # for notebooks of earlier versions
 from inference.outputs import Hypothesis, Output, TokenProbability
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer

@@ -67,11 +67,6 @@ def flipped_at(share):
     return changed
 
 
-def with_piece(**changes):
-    """Returns a function that changes the numbers of pieces in vocab.json. '_' stands for the space."""
-    return with_values(**{name.replace('_', '\u2581'): value for name, value in changes.items()})
-
-
 SIZES = {'marian': ('vocab_size', 'd_model', 'encoder_layers', 'decoder_layers', 'encoder_ffn_dim', 'decoder_ffn_dim',
                     'encoder_attention_heads', 'max_position_embeddings'),
          'gpt2': ('vocab_size', 'n_embd', 'n_layer', 'n_head', 'n_inner', 'n_positions'),
