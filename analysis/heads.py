@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from inference.edits import ATTENTION, Edit, nearest
+from inference.edits import ATTENTION, Edit
 from inference.options import SearchOptions
 from inference.run import Run
 from inference.scores import corpus_scores, translation_metrics
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, PAD
 from model.places import EDITS
-from runtime.errors import UserError
+from runtime.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

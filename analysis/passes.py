@@ -128,6 +128,8 @@ def teacher_forced(module: Any, params: Any, inputs: Mapping[str, Array], edit: 
     `edit` maps the name of a place to an edit or None. `read` selects the places whose values are captured. See
     model/places.py.
     """
+    # `read` is always a function, because then no block is rematerialised (model.places.reading). So an edit inside a
+    # block may store a value for an edit outside, as in the logit lens. A rematerialised block would leak the value.
     logits, values = observing(module.apply, edit or (lambda name: None), read or (lambda name: False))(
         {'params': params}, **inputs)
     return jax.nn.log_softmax(logits), values

@@ -23,7 +23,6 @@ WRONG = {'text': 'x', 'list': [1], 'object': {'a': 1}, 'null': None, 'fraction':
          'boolean': True}
 
 
-
 def with_arrays(metadata=None, **changes):
     """Returns a function that changes arrays of a safetensors file, {name: function of the array}. None removes one."""
     def changed(content):
