@@ -27,7 +27,7 @@ from ml_collections import config_flags
 
 from analysis.compare import LOGS, METRIC_NAMES, is_metric, load_runs
 from analysis.sweep_report import split_of_report, write_report
-from analysis.sweeping import Progress, claim_directory, logged_regularly, planned_runs, read_sweep
+from analysis.sweeping import SweepProgress, claim_directory, logged_regularly, planned_runs, read_sweep
 from command_line import flag_files_explained, run_script
 from configs.allowed import Between
 from configs.checks import config_from
@@ -144,7 +144,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     remaining = [job for job in jobs if job.name not in finished | failed]
     log.info('%d runs: %d finished, %d failed before, %d remaining, at most %d at a time',
              len(jobs), len(finished), len(failed), len(remaining), JOBS.value)
-    progress = Progress(runs, finished | failed, SPLIT.value, METRIC.value)
+    progress = SweepProgress(runs, finished | failed, SPLIT.value, METRIC.value)
     statuses = run_jobs(executor, remaining, progress, len(jobs))
     full = [name for name, status in statuses.items() if status == FULL]
     interrupted = [name for name, status in statuses.items() if status in STOPPED]
@@ -183,7 +183,7 @@ def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[
             [*decode, f'--workdir={workdir}', f'--split={SPLIT.value}']]
 
 
-def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> dict[str, int]:
+def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: SweepProgress, total: int) -> dict[str, int]:
     """Runs jobs, and logs the progress and the result of each job.
 
     On Ctrl-C, a signal or an error, all runs save and stop. A further signal while they save kills them. Signals that

@@ -13,14 +13,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from analysis.passes import Text, as_output, at_targets, compiled, teacher_forced, text_of
-from inference.edits import nearest
 from inference.generate import Generator
 from inference.inspection import list_places
 from inference.run import Run
 from inference.translate import Translator
 from input_pipeline.tokenizer import PAD, SPACE, UNK
 from model.places import argument_of
-from runtime.errors import UserError
+from runtime.errors import UserError, nearest
 
 INTERVALS = 100  # number of quadrature intervals of integrated gradients; each interval needs two gradients
 SCALES = 1024  # number of outputs from which the intervals are chosen

@@ -15,11 +15,10 @@ import numpy as np
 from jaxtyping import Num
 
 from analysis.request import BY
-from inference.edits import nearest
 from inference.scores import SAMPLES, interval, read_table, result_tables, translation_metrics
 from input_pipeline.data import open_data
 from run_directory.records import read_config
-from runtime.errors import UserError
+from runtime.errors import UserError, nearest
 from runtime.files import expanded
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from inference.edits import ATTENTION, Edit, nearest
+from inference.edits import ATTENTION, Edit
 from inference.options import SearchOptions
 from inference.run import Run
 from inference.scores import corpus_scores, translation_metrics
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, PAD
 from model.places import EDITS
-from runtime.errors import UserError
+from runtime.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,19 +94,19 @@ class GatedHeads:
                             f'task is {self.run.config.task}. Use a run of task=translation')
 
         def loss(gates, source, read, written):
-            log_probs = model._teacher_forced(self._with_gates(gates), {'source': source[None], 'target': read[None]},
-                                              written[None])
+            inputs = {'source': source[None], 'target': read[None]}
+            log_probs = model.teacher_forced_log_probs(self._with_gates(gates), inputs, written[None])
             return -jnp.where(written != PAD, log_probs[0], 0.0).sum()
 
         total = jax.tree.map(np.zeros_like, self.ones())
         if self._gradients is None:  # compiled by the first call
             self._gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0, 0)))
-        encoded = model._encoded(pairs)
+        encoded = model.encoded(pairs)
         for begin in range(0, len(pairs), 64):
             part = encoded[begin:begin + 64]
-            source = model._padded([tokens for tokens, _ in part], 64)
-            read = model._padded([[BOS, *tokens[:-1]] for _, tokens in part], 64)
-            written = model._padded([tokens for _, tokens in part], 64)
+            source = model.padded([tokens for tokens, _ in part], 64)
+            read = model.padded([[BOS, *tokens[:-1]] for _, tokens in part], 64)
+            written = model.padded([tokens for _, tokens in part], 64)
             grads = self._gradients(self.ones(), source, read, written)
             total = {name: total[name] + np.abs(grads[name][:len(part)]).sum(axis=0) for name in total}
         return {name: values / len(pairs) for name, values in total.items()}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Request(NamedTuple):
+class AnalysisRequest(NamedTuple):
     """The arguments of an analysis; each analysis uses some of them.
 
     Attributes:
@@ -51,7 +51,7 @@ class Result(NamedTuple):
     figure: 'Figure'
 
 
-def examples(run: Run, request: Request) -> list[Any]:
+def examples(run: Run, request: AnalysisRequest) -> list[Any]:
     """Returns the first examples of a split: pairs, or outputs of a language model. 'test' stands for all test sets.
 
     Raises:
@@ -67,7 +67,7 @@ def examples(run: Run, request: Request) -> list[Any]:
     return outputs[:request.count]
 
 
-def importance(run: Run, request: Request) -> Result:
+def importance(run: Run, request: AnalysisRequest) -> Result:
     """Returns the importance of each attention head. The importance is measured on the references of a split."""
     heads = GatedHeads(run)
     values = heads.importance(examples(run, request))
@@ -77,7 +77,7 @@ def importance(run: Run, request: Request) -> Result:
                   heads_figure(by_kind, 'importance of each head'))
 
 
-def pruning(run: Run, request: Request) -> Result:
+def pruning(run: Run, request: AnalysisRequest) -> Result:
     """Returns BLEU while more and more heads are removed, in the order of their importance and in random orders.
 
     The importance is computed on the first half of the examples, and BLEU on the second half, with greedy search.
@@ -92,7 +92,7 @@ def pruning(run: Run, request: Request) -> Result:
     return Result(table, curves, pruning_figure(curves))
 
 
-def head_roles(run: Run, request: Request) -> Result:
+def head_roles(run: Run, request: AnalysisRequest) -> Result:
     """Returns the roles of the attention heads on the examples of a split. Long pairs are truncated."""
     texts = examples(run, request)
     if isinstance(run.model, Translator):
@@ -106,7 +106,7 @@ def head_roles(run: Run, request: Request) -> Result:
                                                      ('keys', 'place, head')))
 
 
-def lens(run: Run, request: Request) -> Result:
+def lens(run: Run, request: AnalysisRequest) -> Result:
     """Returns the predictions that the model would make after each of its layers (analysis/logit_lens.py)."""
     predictions = logit_lens(run, request.text)
     figure = matrix_figure(np.exp(predictions.log_probs), predictions.places, predictions.target,
@@ -114,7 +114,7 @@ def lens(run: Run, request: Request) -> Result:
     return Result(str(predictions), _as_json(predictions), figure)
 
 
-def attribution(run: Run, request: Request) -> Result:
+def attribution(run: Run, request: AnalysisRequest) -> Result:
     """Returns the contributions of source and prefix to each target token."""
     contributions = attribute(run, request.text, request.method, request.instead)
     contrast = f' (instead of {contributions.alternative})' if contributions.alternative else ''
@@ -124,7 +124,7 @@ def attribution(run: Run, request: Request) -> Result:
     return Result(str(contributions), _as_json(contributions), figure)
 
 
-def patching(run: Run, request: Request) -> Result:
+def patching(run: Run, request: AnalysisRequest) -> Result:
     """Returns the effect of each patch on the log-probability of the target, as a matrix of places and tokens.
 
     The model reads the sentence `request.other`. A patch replaces the value at one place and token by the value for the
@@ -147,7 +147,7 @@ def patching(run: Run, request: Request) -> Result:
                   matrix_figure(effects.effects, names, effects.pieces, 'effect', ('token', 'place')))
 
 
-ANALYSES: dict[str, Callable[[Run, Request], Result]] = {
+ANALYSES: dict[str, Callable[[Run, AnalysisRequest], Result]] = {
     'importance': importance, 'pruning': pruning, 'roles': head_roles, 'logit_lens': lens, 'attribution': attribution,
     'patching': patching}
 

@@ -60,16 +60,16 @@ class Text:
 
         The weight is 1 for a token of the target, and 0 for prompt and padding. All `rows` rows are equal.
         """
-        targets = jnp.asarray(self.model._padded([self.written] * rows))
+        targets = jnp.asarray(self.model.padded([self.written] * rows))
         number = jnp.arange(targets.shape[1])
         weights = ((number >= self.first) & (number < len(self.written))).astype(jnp.float32)
-        inputs = {name: jnp.asarray(self.model._padded([tokens] * rows)) for name, tokens in self.inputs.items()}
+        inputs = {name: jnp.asarray(self.model.padded([tokens] * rows)) for name, tokens in self.inputs.items()}
         return inputs, targets, jnp.broadcast_to(weights, targets.shape)
 
     def log_prob(self) -> float:
         """Returns the log-probability of the target under the model."""
         inputs, targets, weights = self.arrays()
-        return float((self.model._log_probs(self.model.params, inputs, targets) * weights).sum())
+        return float((self.model.target_log_probs(self.model.params, inputs, targets) * weights).sum())
 
 
 class Node(NamedTuple):
@@ -128,6 +128,8 @@ def teacher_forced(module: Any, params: Any, inputs: Mapping[str, Array], edit: 
     `edit` maps the name of a place to an edit or None. `read` selects the places whose values are captured. See
     model/places.py.
     """
+    # `read` is always a function, because then no block is rematerialised (model.places.reading). So an edit inside a
+    # block may store a value for an edit outside, as in the logit lens. A rematerialised block would leak the value.
     logits, values = observing(module.apply, edit or (lambda name: None), read or (lambda name: False))(
         {'params': params}, **inputs)
     return jax.nn.log_softmax(logits), values
@@ -164,8 +166,7 @@ def as_output(run: Run, example: Any) -> Output:
         if isinstance(example, str):
             return model.translate([example], run.options)[0]
         source, target = checked_texts(example)
-        return Output(source, model._tokens(source, 0),
-                      [Hypothesis(target, model._target_tokens(target, 0, run.options), 0.0, 0.0)])
+        return model.unscored(source, target, run.options)
     output = example if isinstance(example, Output) else _continued(
         model.tokenizers['target'], *checked_texts(('', example) if isinstance(example, str) else example))
     if len(output.source_tokens) >= model.context or not output.hypotheses[0].tokens:
@@ -195,7 +196,7 @@ def text_of(run: Run, example: Any) -> Text:
     """Returns a text as arguments of the model of the run; `as_output` explains `example`."""
     output, model = as_output(run, example), run.model
     assert isinstance(model, TextModel), 'as_output has checked the model'
-    inputs, written = model._read_and_written(output)
+    inputs, written = model.read_and_written(output)
     return Text(model, inputs, written, 0 if 'source' in inputs else max(0, len(output.source_tokens) - 1))
 
 

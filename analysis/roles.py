@@ -13,12 +13,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from analysis.passes import text_model
-from inference.edits import nearest
 from inference.generate import Generator
 from inference.inspection import Values
 from inference.run import Run
 from input_pipeline.tokenizer import EOS, SPACE, SPECIAL
-from runtime.errors import UserError
+from runtime.errors import UserError, nearest
 
 
 def _at(offset: int) -> Callable[..., Bool[np.ndarray, 'query key']]:

@@ -127,7 +127,7 @@ def _differences(recorded: dict[str, Any], requested: dict[str, Any]) -> list[st
             for option in sorted(recorded.keys() | requested.keys()) if recorded.get(option) != requested.get(option)]
 
 
-class Progress:
+class SweepProgress:
     """The progress of a sweep, read from the files of the runs. It includes runs on other machines."""
 
     def __init__(self, runs: Sequence[RunRecord], ended: set[str], split: str, metric: str | None = None):
@@ -184,7 +184,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def logged_regularly(progress: Progress, pause: float = 30) -> Iterator[None]:
+def logged_regularly(progress: SweepProgress, pause: float = 30) -> Iterator[None]:
     """Logs the progress from a thread: every `pause` seconds at first, and less often in a long sweep."""
     stop, began = threading.Event(), time.monotonic()
 

@@ -70,6 +70,11 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     return options
 
 
+def config_text(config: ConfigDict) -> str:
+    """Returns the content of a config.json: the options, and the current version of the table of options."""
+    return json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n'
+
+
 def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
     """Reads a config.json. Returns the config with all current options, and the names of options missing in the file.
 

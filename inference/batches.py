@@ -35,7 +35,7 @@ ROOM = 16
 ROOM_OF_FEW = 64  # for at most FEWEST rows
 
 
-class Batch(NamedTuple):
+class SearchBatch(NamedTuple):
     """The sentences of a search.
 
     Attributes:
@@ -101,7 +101,7 @@ class BatchSearch:
         self._whole = jax.jit(self._to_the_end, static_argnames='search')
         self._keep = jax.jit(_kept, static_argnames='more_keys')
 
-    def find(self, params: Params, search: Search, batch: Batch, seed: int, draw: int = 0,
+    def find(self, params: Params, search: Search, batch: SearchBatch, seed: int, draw: int = 0,
              follow: Follow | None = None) -> Hypotheses:
         """Returns the result of `search`, as NumPy arrays.
 

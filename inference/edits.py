@@ -12,7 +12,6 @@ inference/editor.py applies edits.
 """
 
 import dataclasses
-import difflib
 import fnmatch
 import json
 import operator
@@ -25,7 +24,7 @@ import numpy as np
 from jaxtyping import Array
 
 from model.places import At
-from runtime.errors import UserError
+from runtime.errors import UserError, nearest
 
 FIRST = 'replace', 'mean', 'freeze'  # edits that replace the value; functions are applied together with these edits
 KINDS = *FIRST, 'scale', 'zero', 'add'  # in the order in which they are applied
@@ -227,9 +226,3 @@ def matching(pattern: str, places: Mapping[str, Sizes], where: str = '') -> list
     if not names:
         raise UserError(f'{where}place {pattern!r}: the model has no such place. {nearest(str(pattern), list(places))}')
     return names
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """Returns the last sentence of an error message. It suggests the names that are most similar to `name`."""
-    close = difflib.get_close_matches(name, names, 3, 0.4)
-    return f'Did you mean {", ".join(close)}?' if close else f'Use one of {", ".join(list(names)[:8])}'

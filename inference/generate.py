@@ -221,7 +221,7 @@ class Generator(SearchModel):
         The tokens are truncated to one window.
         """
         tokens = self._shown(output)
-        weights = attention_weights(self._attention(self.params, {'tokens': self._padded([tokens])}))
+        weights = attention_weights(self._attention(self.params, {'tokens': self.padded([tokens])}))
         return {kind: array[:, 0, :, :len(tokens), :len(tokens)] for kind, array in weights.items()}
 
     @override
@@ -239,7 +239,7 @@ class Generator(SearchModel):
         return ('prompt', 'continuation') if output.text else ('text', '')
 
     @override
-    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+    def read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
         tokens = self._shown(output)
         return {'tokens': tokens[:-1]}, tokens[1:]
 

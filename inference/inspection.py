@@ -216,30 +216,24 @@ def _rows(model: Answerer, given: Iterable[Any], options: SearchOptions) -> list
     plain = [pair for pair in texts if isinstance(pair[1], str)]
     if isinstance(model, Generator):
         encode = model.tokenizers['target'].encode
-        outputs |= {row: _unscored(text, [BOS, *encode(text)], '', [])
+        outputs |= {row: Output(text, [BOS, *encode(text)], [Hypothesis('', [], 0.0, 0.0)])
                     for (row, _), text in zip(texts, checked_texts([text for _, text in texts]), strict=True)}
     else:
         outputs |= zip([row for row, _ in plain], model.translate([text for _, text in plain], options), strict=True)
         for row, (source, target) in ((row, checked_texts(pair)) for row, pair in texts if not isinstance(pair, str)):
-            outputs[row] = _unscored(source, model._tokens(source, row),
-                                     target, model._target_tokens(target, row, options))
+            outputs[row] = model.unscored(source, target, options, row)
     ordered = [outputs[row] for row in range(len(given))]
     if isinstance(model, Generator):
         ordered = model.in_one_window(ordered)
     rows = []
     for output in ordered:
-        inputs, _ = model._read_and_written(output)
+        inputs, _ = model.read_and_written(output)
         if isinstance(model, Generator) and not output.hypotheses[0].tokens:
             inputs = {'tokens': output.source_tokens}  # without a continuation, all tokens are read
         sides = {'source': 'source'} if isinstance(model, Translator) else {}
         rows.append(_Row(inputs, {name: model.tokenizers[sides.get(name, 'target')].pieces(tokens)
                                   for name, tokens in inputs.items()}))
     return rows
-
-
-def _unscored(source: str, source_tokens: list[int], text: str, tokens: list[int]) -> Output:
-    """Returns a text as an output with the log-probability 0. The true log-probability is not needed here."""
-    return Output(source, source_tokens, [Hypothesis(text, tokens, 0.0, 0.0)])
 
 
 def _values(model: Answerer, rows: Sequence[_Row], names: Sequence[str]) -> list[Inspected]:
@@ -276,7 +270,7 @@ def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
     if isinstance(model, Predictor):
         return {name: np.stack([row.inputs[name] for row in rows]) for name in names}
     count = 1 << (len(rows) - 1).bit_length()
-    return {name: model._padded([row.inputs[name] for row in rows], count) for name in names}
+    return {name: model.padded([row.inputs[name] for row in rows], count) for name in names}
 
 
 def _check_size(rows: Sequence[_Row], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]],

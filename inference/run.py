@@ -17,7 +17,7 @@ from inference.editor import Editor
 from inference.edits import Edit, Sizes, matching, parsed
 from inference.forecast import Forecaster
 from inference.generate import Generator
-from inference.inspection import MOST_GB, Inspected, inspect, inspect_each, list_places, places_of, resolved
+from inference.inspection import MOST_GB, Answerer, Inspected, inspect, inspect_each, list_places, places_of, resolved
 from inference.options import SearchOptions, search_options
 from inference.outputs import Output
 from inference.predict import Predictor
@@ -40,7 +40,6 @@ from runtime.errors import UserError
 from runtime.files import expanded
 from runtime.processes import check_devices
 
-Answerer = Translator | Generator | Predictor
 # {`answerer` of a task: the calls that `Run` supports}
 CALLS = {'translator': 'run.translate or run.forced', 'generator': 'run.generate or run.forced',
          'predictor': 'run.predict', 'forecaster': 'run.predict'}

@@ -15,18 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from configs.options import BEAM_METHODS
 from inference import search
 from inference.arriving import PAUSE, Arriving
-from inference.batches import Batch, BatchSearch, find_in_threads, rows_per_thread, threads_for
+from inference.batches import BatchSearch, SearchBatch, find_in_threads, rows_per_thread, threads_for
 from inference.constraints import Automaton, begin_words, join_words
 from inference.forced import Forced, forced_log_probs
 from inference.inputs import Begin, SearchInput
 from inference.minimum_risk import by_expected_chrf
 from inference.options import SearchOptions
-from inference.options import search_options as search_options  # for notebooks of earlier versions
 from inference.outputs import Hypothesis, Output, TokenProbability
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
@@ -53,6 +52,7 @@ class TextModel(abc.ABC):
         `token_probabilities` begins after these tokens.
       titles: {kind of attention, such as 'cross': (name of the queries, name of the keys)}.
       name: the name of the run, for messages.
+      target_log_probs: `teacher_forced_log_probs`, compiled.
     """
 
     multiline = False
@@ -62,7 +62,7 @@ class TextModel(abc.ABC):
 
     def __init__(self, module: nn.Module, params: Params, tokenizers: Mapping[str, Tokenizer]):
         self.module, self.params, self.tokenizers = module, params, dict(tokenizers)
-        self._log_probs = jax.jit(self._teacher_forced)
+        self.target_log_probs = jax.jit(self.teacher_forced_log_probs)
         self._ranked = jax.jit(self._teacher_forced_ranks, static_argnames=('top',))
         self._attention = jax.jit(
             lambda params, inputs: module.apply({'params': params}, **inputs, mutable=['attention'])[1])
@@ -106,7 +106,7 @@ class TextModel(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+    def read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
         """Returns the tokens that the module reads for the best hypothesis, and the tokens that it must predict.
 
         The first result is {name of an argument of the module: tokens}. The second result is a list of target tokens.
@@ -121,10 +121,10 @@ class TextModel(abc.ABC):
             continuation except the first token. Prompt and continuation are truncated to one window.
           top: the maximum number of alternatives to each token.
         """
-        read, written = self._read_and_written(output)
-        inputs = {name: self._padded([tokens]) for name, tokens in read.items()}
+        read, written = self.read_and_written(output)
+        inputs = {name: self.padded([tokens]) for name, tokens in read.items()}
         probabilities, best, best_probabilities = (np.asarray(array)[0] for array in self._ranked(
-            self.params, inputs, self._padded([written]), top=top + 1))
+            self.params, inputs, self.padded([written]), top=top + 1))
         pieces = self.tokenizers['target'].pieces
         result = []
         for place, (token, piece) in enumerate(zip(written, pieces(written), strict=True)):
@@ -147,12 +147,14 @@ class TextModel(abc.ABC):
 
     def _forced_log_probs(self, texts: Sequence[Forced], batch_size: int) -> list[list[float]]:
         """Returns the log-probability of each target token of each text."""
-        return forced_log_probs(functools.partial(self._log_probs, self.params), self._padded, texts, batch_size)
+        return forced_log_probs(functools.partial(self.target_log_probs, self.params), self.padded, texts, batch_size)
 
     def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
         return self.module.apply({'params': params}, *args, **options)
 
-    def _teacher_forced(self, params, inputs, targets):
+    def teacher_forced_log_probs(self, params: Params, inputs: Mapping[str, Int[Array, 'rows _']],
+                                 targets: Int[Array, 'rows length']) -> Float[Array, 'rows length']:
+        """Returns the log-probability of each target token, given the arguments `inputs` of the module."""
         logits = self._apply(params, **inputs)
         return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
 
@@ -169,7 +171,7 @@ class TextModel(abc.ABC):
         length = max(1, length)
         return max(length, min(-(-length // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
 
-    def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
+    def padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
         """Returns lists of tokens as an array with at least `count` rows. Missing tokens are PAD.
 
         The length is the `_width` of the longest list.
@@ -272,24 +274,24 @@ class SearchModel(TextModel):
         # The number of rows is the size of a full batch or a power of two, so that few shapes are compiled.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
         inputs = [self._search_input(tokens, options) for tokens in sources]
-        source = self._padded([single.encoded for single in inputs], rows)
+        source = self.padded([single.encoded for single in inputs], rows)
         start, at_most, number = np.full(rows, BOS, np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.uint32)
         start[:len(sources)] = [single.start for single in inputs]
         at_most[:len(sources)] = [single.limit for single in inputs] if limits is None else limits
         number[:len(sources)] = numbers
         settings = self._settings(self._max_length(source.shape[1], options), options)
-        batch = Batch(source, start, at_most, number)
+        batch = SearchBatch(source, start, at_most, number)
         automaton = self.automaton(options)
         if automaton is not None:
             places = np.zeros(rows, np.int32)
             places[:len(sources)] = [begin.place for begin in begins] if begins else 0
             batch = batch._replace(places=places)
         if begins and any(begin.prefix for begin in begins):
-            batch = batch._replace(prefixes=self._padded([begin.prefix for begin in begins], rows))
-        return self._batches.find(self.params, settings, Batch(*self.distribute(tuple(batch))), options.seed, draw,
-                                  self._follow(automaton, batch))
+            batch = batch._replace(prefixes=self.padded([begin.prefix for begin in begins], rows))
+        return self._batches.find(self.params, settings, SearchBatch(*self.distribute(tuple(batch))), options.seed,
+                                  draw, self._follow(automaton, batch))
 
-    def _follow(self, automaton: Automaton | None, batch: Batch) -> search.Follow | None:
+    def _follow(self, automaton: Automaton | None, batch: SearchBatch) -> search.Follow | None:
         """Returns the rules that restrict the next tokens of a batch, or None if there are no rules."""
         tokenizer = self.tokenizers['target']
         if automaton is not None:

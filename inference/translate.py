@@ -159,6 +159,17 @@ class Translator(SearchModel):
                 for source, target, tokens, written, log_probs in zip(texts[::2], texts[1::2], sources, targets, scores,
                                                                       strict=True)]
 
+    def unscored(self, source: str, target: str, options: SearchOptions, number: int = 0) -> Output:
+        """Returns the result of `forced_all` for one pair, with a log-probability of 0 in place of the score.
+
+        `number` is the index of the pair, for messages.
+
+        Raises:
+          UserError: if the target is longer than the longest translation that the model and the options allow.
+        """
+        return Output(source, self._tokens(source, number),
+                      [Hypothesis(target, self._target_tokens(target, number, options), 0.0, 0.0)])
+
     def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Returns BLEU and chrF of the validation split, decoded with config.eval.method, and a few translations.
 
@@ -188,7 +199,7 @@ class Translator(SearchModel):
         """
         pairs = data.pairs(split)
         sources, references = zip(*pairs, strict=True)
-        encoded = self._encoded(pairs)
+        encoded = self.encoded(pairs)
         began, compiled_before = time.perf_counter(), compile_time.seconds
         outputs = self.translate(sources, options)
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
@@ -228,7 +239,7 @@ class Translator(SearchModel):
             sources and references are truncated as in `score`.
           batch_size: the number of pairs that are scored at a time.
         """
-        return [math.fsum(sentence) for sentence in self._forced_pairs(self._encoded(pairs, warn=False), batch_size)]
+        return [math.fsum(sentence) for sentence in self._forced_pairs(self.encoded(pairs, warn=False), batch_size)]
 
     def references(self, pairs: Sequence[tuple[str, str]]) -> list[Output]:
         """Returns an output for each pair (source, reference). Its only hypothesis is the reference, without a score.
@@ -237,10 +248,10 @@ class Translator(SearchModel):
         as in `score`, with a warning.
         """
         return [Output(source, list(tokens[:-1]), [Hypothesis(reference, list(written[:-1]), 0.0, 0.0)])
-                for (source, reference), (tokens, written) in zip(pairs, self._encoded(pairs), strict=True)]
+                for (source, reference), (tokens, written) in zip(pairs, self.encoded(pairs), strict=True)]
 
-    def _encoded(self, pairs: Sequence[tuple[str, str]], warn: bool = True) -> list[TokenPair]:
-        """Returns sources and references as tokens, including end tokens.
+    def encoded(self, pairs: Sequence[tuple[str, str]], warn: bool = True) -> list[TokenPair]:
+        """Returns the tokens of each pair (source, reference), including end tokens, as two lists without padding.
 
         Long sources are truncated as in `translate`. Long references are truncated to the number of learned positions.
         With `warn`, truncation is logged as a warning.
@@ -270,9 +281,9 @@ class Translator(SearchModel):
           target token t. A recurrent model has only 'cross', with one layer and one head.
         """
         # The inputs are padded to a multiple of LENGTHS, so that many sentences use the same compiled program.
-        read, _ = self._read_and_written(output)
+        read, _ = self.read_and_written(output)
         source, target = read['source'], read['target']
-        inputs = {'source': self._padded([source]), 'target': self._padded([target])}
+        inputs = {'source': self.padded([source]), 'target': self.padded([target])}
         ends = {'encoder': (len(source), len(source)), 'decoder': (len(target), len(target)),
                 'cross': (len(target), len(source))}
         return {kind: weights[:, 0, :, :ends[kind][0], :ends[kind][1]]
@@ -298,7 +309,7 @@ class Translator(SearchModel):
             [Forced({'source': source, 'target': [BOS, *target[:-1]]}, target) for source, target in pairs], batch_size)
 
     @override
-    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+    def read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
         target = output.hypotheses[0].tokens
         return {'source': [*output.source_tokens, EOS], 'target': [BOS, *target]}, [*target, EOS]
 

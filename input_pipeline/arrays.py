@@ -28,7 +28,7 @@ from input_pipeline.input_format import (
 )
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
 from input_pipeline.sources import source_of
-from input_pipeline.splits import HeldOut, Parts, key, say, warn
+from input_pipeline.splits import HeldOut, Parts, key, log_once, warn_once
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded
@@ -154,10 +154,11 @@ class ArrayData:
             if self._missing:
                 self._require_values(examples)
             if is_byte_images(examples.inputs) and examples.inputs.max() == 1:
-                warn(f'{examples.where}: the images are unsigned bytes, but all values are 0 or 1. Bytes are scaled as '
-                     'numbers from 0 to 255, so the model hardly sees a difference. Multiply the images by 255')
+                warn_once(f'{examples.where}: the images are unsigned bytes, but all values are 0 or 1. Bytes are '
+                          'scaled as numbers from 0 to 255, so the model hardly sees a difference. Multiply the images '
+                          'by 255')
             if self.classes:
-                say(f'{examples.where}: {len(self.classes)} classes ({listed(self.classes)})')
+                log_once(f'{examples.where}: {len(self.classes)} classes ({listed(self.classes)})')
                 warn_of_classes(examples.targets, self.classes, examples.where)
             return examples
         self._require_like_training(examples)
@@ -261,8 +262,8 @@ class ArrayData:
         check_series(inputs, where, self._missing)
         absent = np.isnan(inputs[steps_before_padding(inputs)])
         if absent.any():
-            say(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They are replaced by the mean of '
-                'the channel')
+            log_once(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They are replaced by the mean '
+                     'of the channel')
         return inputs
 
     def _numbered(self, examples: Examples) -> Targets:
@@ -293,8 +294,8 @@ class ArrayData:
         """Logs a warning if series look like greyscale images without an axis of channels."""
         _, steps, channels = inputs.shape if inputs.ndim == 3 else (0, 0, 0)
         if channels >= 8 and (inputs.dtype == np.uint8 or steps == channels):
-            warn(f'{where}: inputs of shape {inputs.shape} are read as series of {steps} steps with {channels} '
-                 'channels. If they are greyscale images, add the axis of channels: inputs[..., None]')
+            warn_once(f'{where}: inputs of shape {inputs.shape} are read as series of {steps} steps with {channels} '
+                      'channels. If they are greyscale images, add the axis of channels: inputs[..., None]')
 
     def _require_values(self, train: Examples) -> None:
         """Raises UserError if a channel of the training series has no values, because it would have no mean."""

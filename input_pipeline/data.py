@@ -132,7 +132,7 @@ class PairData:
 
     needed: ClassVar[frozenset[str]] = frozenset({'source_vocab_size', 'target_vocab_size'})
 
-    def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
+    def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str]):
         self._config, self._corpus, self._cache = config, open_corpus(config.data), cache_folder(config.cache_dir)
         self.tokenizers = load_tokenizers(kept) if kept else learned_tokenizers(
             tokenizers_for, self._corpus, config, asked)
@@ -210,7 +210,7 @@ class DocumentData:
 
     needed: ClassVar[frozenset[str]] = frozenset({'vocab_size'})
 
-    def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
+    def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str]):
         self._config, self._documents, self._cache = config, open_documents(config.data), cache_folder(config.cache_dir)
         self.tokenizers = load_tokenizers(kept) if kept else learned_tokenizers(
             document_tokenizers, self._documents, config, asked)
@@ -262,7 +262,7 @@ class ExampleData:
     needed: ClassVar[frozenset[str]] = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
     labelled: ClassVar[bool]
 
-    def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
+    def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str]):
         self._config, self.arrays = config, self._open(config)
         if kept:
             sizes = load_sizes(kept)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int, Num
 
 from input_pipeline.input_format import is_name
-from input_pipeline.splits import key, warn
+from input_pipeline.splits import key, warn_once
 
 MAX_NAMES = 5  # largest number of names in a message
 
@@ -63,15 +63,15 @@ def warn_of_classes(targets: Int[np.ndarray, ' examples'], classes: list[str], w
     counts = np.bincount(targets, minlength=len(classes))
     present = counts > 0
     if present.sum() == 1:
-        warn(f'{where}: all {len(targets)} examples have the class {classes[int(present.argmax())]!r}. A model cannot '
-             'learn to distinguish classes from these data')
+        warn_once(f'{where}: all {len(targets)} examples have the class {classes[int(present.argmax())]!r}. A model '
+                  'cannot learn to distinguish classes from these data')
     if not present.all():
-        warn(f'{where}: {np.sum(~present)} of {len(classes)} classes have no training examples: '
-             f'{listed([*itertools.compress(classes, ~present)])}. Number the classes 0, 1, 2, ... without gaps, or '
-             'use names as targets')
+        warn_once(f'{where}: {np.sum(~present)} of {len(classes)} classes have no training examples: '
+                  f'{listed([*itertools.compress(classes, ~present)])}. Number the classes 0, 1, 2, ... without gaps, '
+                  'or use names as targets')
     if np.sum(counts == 1) > len(classes) / 2 and len(classes) > 2:
-        warn(f'{where}: {np.sum(counts == 1)} of {len(classes)} classes have only one example: '
-             f'{listed([*itertools.compress(classes, counts == 1)])}. Check that the targets are classes')
+        warn_once(f'{where}: {np.sum(counts == 1)} of {len(classes)} classes have only one example: '
+                  f'{listed([*itertools.compress(classes, counts == 1)])}. Check that the targets are classes')
 
 
 def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarray, 'examples *shape'],
@@ -83,12 +83,14 @@ def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarra
     known = {key(np.ascontiguousarray(example).tobytes()) for example in training_inputs}
     shared = [key(np.ascontiguousarray(example).tobytes()) in known for example in inputs]
     if any(shared):
-        warn(f'{examples.where}: {sum(shared)} of {len(shared)} examples are also in the training data, such as '
-             f'{examples.named(shared.index(True))}. Their scores do not show how well the model predicts new examples')
+        warn_once(f'{examples.where}: {sum(shared)} of {len(shared)} examples are also in the training data, such as '
+                  f'{examples.named(shared.index(True))}. Their scores do not show how well the model predicts new '
+                  'examples')
     if examples.groups is not None and training.groups is not None and (
             groups := sorted({*examples.groups} & {*training.groups})):
-        warn(f'{examples.where}: {len(groups)} of {len({*examples.groups})} groups are also in the training data, such '
-             f'as {str(groups[0])!r}. Scores on these groups do not show how well the model predicts new groups')
+        warn_once(f'{examples.where}: {len(groups)} of {len({*examples.groups})} groups are also in the training data, '
+                  f'such as {str(groups[0])!r}. Scores on these groups do not show how well the model predicts new '
+                  'groups')
 
 
 def listed(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps
 
 from input_pipeline.examples import Examples, listed
-from input_pipeline.splits import key, say
+from input_pipeline.splits import key, log_once
 from runtime.errors import UserError
 from runtime.files import files_in
 
@@ -143,8 +143,8 @@ def _read(paths: Sequence[Path], channels: int, size: Sequence[int],
                 f'{paths[0]} has {pixels}. Set config.data.image_size to scale all images to one size'))
         array[number] = np.asarray(image).reshape(array.shape[1:])
     if transparent:
-        say(f'{transparent} of {len(paths)} images, such as in {paths[0].parent}, have an alpha channel or transparent '
-            'colours. Transparency is not used')
+        log_once(f'{transparent} of {len(paths)} images, such as in {paths[0].parent}, have an alpha channel or '
+                 'transparent colours. Transparency is not used')
     return array, keys
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Num, Shaped
 
 from input_pipeline.preprocessing import Preprocessing
-from input_pipeline.splits import warn
+from input_pipeline.splits import warn_once
 from runtime.errors import UserError
 
 FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
@@ -170,7 +170,7 @@ class InputFormat:
                    f'{low[channel]:g} to {high[channel]:g}')
         if len(self.shape) == 3:
             raise UserError(f'{message}. Use the scale of the training images, which have the type {self.dtype}')
-        warn(f'{message}. The predictions may be wrong')
+        warn_once(f'{message}. The predictions may be wrong')
 
 
 def described_inputs(inputs: Num[np.ndarray, 'examples *space channels'],

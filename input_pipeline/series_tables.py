@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from input_pipeline.examples import Examples
 from input_pipeline.input_format import FILL_GAPS, FLOAT32_END, USE_MEAN, is_name
-from input_pipeline.splits import say, warn
+from input_pipeline.splits import log_once, warn_once
 from input_pipeline.text_files import read_lines
 from runtime.errors import UserError
 
@@ -75,8 +75,8 @@ def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
                             'of its group')
     lengths = [len(rows) for rows in series.values()]
     if min(lengths) < max(lengths):
-        say(f'{path}: the series have {min(lengths)} to {max(lengths)} steps. Shorter series are padded with the mean '
-            'of each channel, and patches without any value are hidden from the model')
+        log_once(f'{path}: the series have {min(lengths)} to {max(lengths)} steps. Shorter series are padded with the '
+                 'mean of each channel, and patches without any value are hidden from the model')
     return Examples(_channels(series, channels, path, missing),
                     targets[0] if len(targets) == 1 else np.stack(targets, axis=1), str(path), groups, tuple(channels),
                     names if values != ['target'] else (),
@@ -164,15 +164,15 @@ def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, lis
                                 f'{one.line}. The times of a series must be unique')
     unsorted = sum([row.line for row in rows] != sorted(row.line for row in rows) for rows in ordered.values())
     if unsorted:
-        say(f'{path}: {unsorted} of {len(series)} series are not in the order of time. Their rows are sorted')
+        log_once(f'{path}: {unsorted} of {len(series)} series are not in the order of time. Their rows are sorted')
     steps = np.concatenate([np.diff([row.time for row in rows]) for rows in ordered.values()])
     median = float(np.median(steps)) if len(steps) else 0.0
     irregular = int(np.sum(np.abs(steps - median) > REGULAR * median))
     if irregular:
         unit = '' if _is_number(next(iter(series.values()))[0].cells['time']) else ' s'
-        warn(f'{path}: {irregular} of {len(steps)} steps of the column time differ by more than {REGULAR:.0%} from the '
-             f'median step of {median:g}{unit}: they are {steps.min():g} to {steps.max():g}{unit}. The model reads the '
-             'rows as equally spaced')
+        warn_once(f'{path}: {irregular} of {len(steps)} steps of the column time differ by more than {REGULAR:.0%} '
+                  f'from the median step of {median:g}{unit}: they are {steps.min():g} to {steps.max():g}{unit}. The '
+                  'model reads the rows as equally spaced')
     return ordered
 
 

@@ -103,8 +103,8 @@ class Parts:
                             f'remain for training after {together} are held out. Use a smaller share or a longer text')
         number = ('train', *self.names).index(split)
         begin, end = [0, *ends][number], ends[number]
-        say(f'{split}: characters {begin:,} to {end:,} of {where}, because there are no files for {together} '
-            f'(config.data.validation_share={self.share})')
+        log_once(f'{split}: characters {begin:,} to {end:,} of {where}, because there are no files for {together} '
+                 f'(config.data.validation_share={self.share})')
         return text[begin:end]
 
 
@@ -156,8 +156,9 @@ class HeldOut:
                 f'{together}')
         self._held_out = candidates[:count * len(parts.names)]
         self._last = self._held_out[count - 1::count].tolist()  # the largest key of each held-out split
-        say(f'{together}: held out from the training data, because there are no files. {count} of {len(different)} '
-            f'distinct {what} are chosen by a hash for each split (config.data.validation_share={parts.share})')
+        log_once(f'{together}: held out from the training data, because there are no files. {count} of '
+                 f'{len(different)} distinct {what} are chosen by a hash for each split '
+                 f'(config.data.validation_share={parts.share})')
 
     def split(self, key: int) -> str:
         """Returns the split of the example whose hash is `key`: a held-out split or 'train'."""
@@ -170,13 +171,13 @@ class HeldOut:
 
 
 @functools.cache
-def say(message: str) -> None:
+def log_once(message: str) -> None:
     """Logs a message only once per process, because data is opened twice: for the checks and for training."""
     log.info('%s', message)
 
 
 @functools.cache
-def warn(message: str) -> None:
+def warn_once(message: str) -> None:
     """Logs a warning only once per process, because data is opened twice: for the checks and for training."""
     log.warning('%s', message)
 

@@ -23,7 +23,7 @@ from input_pipeline.builds import build_once, open_built
 from input_pipeline.documents import Documents
 from input_pipeline.shards import Rows, Write, build_together
 from input_pipeline.sources import Corpus
-from input_pipeline.splits import say
+from input_pipeline.splits import log_once
 from input_pipeline.stores import SIDES, TEXT, TOKEN, sides_of, write_documents, write_pairs
 from input_pipeline.tokenizer import Tokenizer, VocabularyTooLarge, load_tokenizer, train_tokenizer
 from runtime.errors import UserError
@@ -216,8 +216,8 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
     store = _open(cache / 'tokens' / key, functools.partial(documents.documents, split), functools.partial(
         write_documents, tokenizer=tokenizers[TEXT]), tokenizers)
     stats = store.stats
-    say(f'{split}: {stats["documents"]} documents, {stats["characters"]} characters in {stats["text_tokens"]} tokens; '
-        f'dropped {stats["dropped_empty"]} documents without text')
+    log_once(f'{split}: {stats["documents"]} documents, {stats["characters"]} characters in {stats["text_tokens"]} '
+             f'tokens; dropped {stats["dropped_empty"]} documents without text')
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} documents without text were dropped. '
                         f'The split was read from {documents.fingerprint(split)}')

@@ -16,8 +16,6 @@ from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.token_store import TEXT, TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 
-PACKINGS = ('contiguous', 'packed')
-
 Places = Int[np.ndarray, 'rows context']
 Cut = Callable[[Int[np.ndarray, ' windows']], Places]  # indices of windows in an epoch -> the places of these windows
 

@@ -38,6 +38,11 @@ from runtime.errors import UserError
 from runtime.files import read_bytes, write_text
 from runtime.schema import decoded, read_as
 
+# {model_type: the module of its architecture}. Such a module defines, as gpt2.py:
+#   CONFIGS: {model_type: class of config.json};
+#   EMBEDDINGS: the names that the array of tied embeddings may have, and COPIES: the names of possible copies of it;
+#   options(config), refusals(model), fields(model, orders, longest), links(model, orders) and is_derived(name);
+#   full_name(name), only if names in files differ from the names of `links`.
 FAMILIES: dict[str, Any] = {name: family for family in (marian, gpt2, llama) for name in family.CONFIGS}
 INDEX = 'model.safetensors.index.json'
 ADVICE = 'Use a folder that save_pretrained has written'

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from configs.versions import VERSION
+from configs.versions import config_text
 from input_pipeline.kept_data import KEPT, SIZES, save_kept_data
 from interchange.safetensors_files import ADVICE, open_arrays, save_arrays
 from run_directory.fingerprints import FINGERPRINTS
@@ -41,7 +41,7 @@ def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
         raise UserError(f'{trained.workdirs[0]}: the parameter {wrong[0]} contains NaN or infinity: the training of '
                         f'this model has diverged. {OTHER_CHECKPOINT}, or use the format huggingface')
-    config = json.dumps({'version': VERSION, **trained.config.to_dict()}, indent=2) + '\n'
+    config = config_text(trained.config)
     save_kept_data(folder / KEPT, trained.tokenizers, trained.sizes)
     sizes = (folder / KEPT / SIZES).read_text('utf-8')
     fingerprints = trained.workdirs[0] / KEPT / FINGERPRINTS  # an imported folder has no fingerprints

@@ -250,10 +250,10 @@ class MultiHeadAttention(nn.Module):
                relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
         """Returns the output of attention from `inputs` to `key` and `value`, which are results of `keys_values`."""
         query = self.queries(inputs, relation.target)
-        return self.look(query, key, value, relation, deterministic)
+        return self.attend_projected(query, key, value, relation, deterministic)
 
-    def look(self, query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
-             deterministic: bool = True) -> Float[Array, 'batch target d_model']:
+    def attend_projected(self, query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
+                         deterministic: bool = True) -> Float[Array, 'batch target d_model']:
         """Returns the output of attention for projected queries, keys and values. Sows the weights if requested."""
         # Nothing is sown during `init`, because `init` would return the weights together with the parameters.
         keep_weights = self.is_mutable_collection('attention') and not self.is_initializing()

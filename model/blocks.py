@@ -105,7 +105,7 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
     """
     query, key, value = attention.queries_keys_values(x, relation.target)
     past = past.write(key, value, first)
-    return attention.look(query, *past.keys_values(), relation), past
+    return attention.attend_projected(query, *past.keys_values(), relation), past
 
 
 class FeedForward(nn.Module):

@@ -17,7 +17,7 @@ import jax
 from ml_collections import ConfigDict
 
 from configs.options import BY_NAME, flatten
-from configs.versions import VERSION
+from configs.versions import config_text
 from input_pipeline.data import Data
 from input_pipeline.kept_data import KEPT
 from model.evaluation import Objective
@@ -264,7 +264,7 @@ class RunDirectory:
         from_leader('the changes', lambda: record() if self._changed else None)
 
     def _write_config(self, config: ConfigDict) -> None:
-        write_text(self.path / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
+        write_text(self.path / CONFIG, config_text(config))
 
     def _check_shared(self) -> None:
         """Raises UserError if a process cannot see the file OWNER that the leader has written to the run directory."""

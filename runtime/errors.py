@@ -5,7 +5,7 @@ import difflib
 import errno
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 FULL_DISK = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
@@ -118,6 +118,15 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Returns ': did you mean X?', where X is the choice most similar to `word`, or '' if no choice is similar."""
     near = difflib.get_close_matches(word, list(choices), n=1)
     return f': did you mean {near[0]}?' if near else ''
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Returns the last sentence of an error message, with up to 3 names that are similar to `name`.
+
+    If no name is similar, the sentence lists the first 8 names.
+    """
+    close = difflib.get_close_matches(name, names, 3, 0.4)
+    return f'Did you mean {", ".join(close)}?' if close else f'Use one of {", ".join(list(names)[:8])}'
 
 
 def option_like(option: str, options: Iterable[str]) -> str:

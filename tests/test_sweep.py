@@ -16,7 +16,7 @@ import pytest
 import sweep as sweep_script
 from analysis import sweeping
 from analysis.compare import RunRecord
-from analysis.sweeping import Progress, logged_regularly, planned_runs, read_sweep
+from analysis.sweeping import SweepProgress, logged_regularly, planned_runs, read_sweep
 from configs import demo, pendulum
 from configs.options import flatten
 from runtime.executors import FULL, INTERRUPTED, Job, Local
@@ -85,7 +85,7 @@ def progress(tmp_path, monkeypatch):
     for name, bleu in ('one', 39.1), ('two', 38.25):
         (tmp_path / name / 'results').mkdir(parents=True)
         (tmp_path / name / 'results' / 'validation.json').write_text(json.dumps({'bleu': bleu}))
-    return Progress(runs, {'one'}, 'validation')
+    return SweepProgress(runs, {'one'}, 'validation')
 
 
 def log_steps(folder, steps, seconds):
@@ -123,7 +123,7 @@ def test_a_score_is_logged_if_the_results_do_not_have_the_metric(tmp_path, metri
     runs = [RunRecord(name, tmp_path / name, {}, config, {}, {}) for name in ('one', 'two')]
     for name, r_squared, error in ('one', 0.8, 1.0), ('two', 0.9, 2.0):
         write_scores(tmp_path / name, validation={'mean_absolute_error': error, 'r_squared': r_squared})
-    progress = Progress(runs, {'one', 'two'}, 'validation', metric)
+    progress = SweepProgress(runs, {'one', 'two'}, 'validation', metric)
     assert progress.scores('one') == scores
 
 

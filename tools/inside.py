@@ -44,7 +44,7 @@ def main() -> None:
     import logging
 
     with slow_imports():
-        from analysis.inside import ANALYSES, Request
+        from analysis.inside import ANALYSES, AnalysisRequest
         from analysis.pictures import save_figure
         from inference.run import load
     from runtime.files import check_file, check_folder, expanded, naming, write_text
@@ -57,7 +57,7 @@ def main() -> None:
         check_file(path)
     text: list[str] = (TEXT.value or '').split('\t')
     places = None if PLACE.value is None else PLACE.value.split(',')
-    result = ANALYSES[WHAT.value or ''](run, Request(
+    result = ANALYSES[WHAT.value or ''](run, AnalysisRequest(
         SPLIT.value, COUNT.value, text[0] if len(text) == 1 else (text[0], text[1]), OTHER.value, places, METHOD.value,
         INSTEAD.value))
     print(result.table)

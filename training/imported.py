@@ -1,7 +1,6 @@
 """Imports models of Hugging Face Transformers: makes a run directory from a folder with a saved model."""
 
 import functools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs.versions import VERSION
+from configs.versions import config_text
 from inference.run import Run
 from inference.translate import Translator
 from input_pipeline.kept_data import KEPT, save_kept_data
@@ -85,7 +84,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
         save_kept_data(temporary / KEPT, model.tokenizers, model.sizes)
         write_text(temporary / KEPT / FINGERPRINTS, '{}\n')  # the run has not been trained on data yet
         write_text(temporary / RECIPE, RECIPE_TEXT)
-        write_text(temporary / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
+        write_text(temporary / CONFIG, config_text(config))
         with open_checkpoints(temporary) as checkpoints:
             checkpoints.save(0, state, Progress().to_dict())
             if not allow_nonfinite:

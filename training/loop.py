@@ -1,11 +1,11 @@
 """The training loop. `train.py` calls `run`, and notebooks call `train`:
 
-    import training
+    import allyouneed
     from configs import demo
 
     config = demo.get_config()
     config.model.num_layers = 3
-    run = training.train(config, 'runs/demo')
+    run = allyouneed.train(config, 'runs/demo')
 
 `run` builds the parts of the training, and calls `train_steps`, which is the loop.
 """
@@ -28,8 +28,8 @@ from ml_collections import ConfigDict
 
 from configs.checks import config_problems
 from configs.options import plain
-from inference.inspection import list_places
-from inference.run import Answerer, Run, check_places, load, make_answerer, tracked_places, trained_under_edits
+from inference.inspection import Answerer, list_places
+from inference.run import Run, check_places, load, make_answerer, tracked_places, trained_under_edits
 from inference.scores import Evaluation
 from inference.text import SearchModel
 from input_pipeline.batches import Batch, Plan, prefetch

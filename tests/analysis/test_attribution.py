@@ -32,7 +32,7 @@ def by(run):
 
 def log_probs(run):
     inputs, targets, _ = text_of(run, PAIR).arrays()
-    return np.asarray(run.model._log_probs(run.model.params, inputs, targets))[0, :3]
+    return np.asarray(run.model.target_log_probs(run.model.params, inputs, targets))[0, :3]
 
 
 @pytest.mark.slow

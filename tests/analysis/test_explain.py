@@ -252,7 +252,7 @@ def test_a_model_of_another_kind_is_explained_in_its_own_words(generator):
         def text_names(self, output):
             return 'broken', 'repaired'
 
-        def _read_and_written(self, output):
+        def read_and_written(self, output):
             return {'tokens': output.source_tokens}, output.hypotheses[0].tokens
 
     repairer = Repairer(generator.module, generator.params, TOKENIZER, 16, False)

@@ -38,10 +38,10 @@ def test_gates_remove_heads_and_compile_nothing(heads):
     every = heads.ones()
     assert {kind: len(names) for kind, names in heads.kinds().items()} == {'encoder': 2, 'decoder': 2, 'cross': 2}
     whole, fewer = losses(heads.model(every)), losses(heads.model(without_head(every, PLACE, 2)))
-    compiled = heads.run.model._log_probs._cache_size()
+    compiled = heads.run.model.target_log_probs._cache_size()
     none = losses(heads.model(without_head(without_head(every, PLACE, 1), PLACE, 2)))
     assert len({sum(each) for each in (whole, fewer, none)}) == 3
-    assert heads.run.model._log_probs._cache_size() == compiled
+    assert heads.run.model.target_log_probs._cache_size() == compiled
     np.testing.assert_allclose(losses(heads.run.edited([{'edit': 'zero', 'place': PLACE, 'heads': [2]}]).model), fewer,
                                rtol=1e-5)
 

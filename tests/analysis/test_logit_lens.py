@@ -8,7 +8,8 @@ from model.embedding import ABSENT
 from runtime.errors import UserError
 from tests.random_run import random_run
 
-MODERN = {'feed_forward': 'gated', 'norm_function': 'rms_norm', 'position': 'rotary', 'tie_embeddings': False}
+MODERN = {'feed_forward': 'gated', 'norm_function': 'rms_norm', 'position': 'rotary', 'tie_embeddings': False,
+          'remat': True}
 
 
 def log_probs(run, given, **attributes):

@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from analysis.inside import Request, examples, head_roles
+from analysis.inside import AnalysisRequest, examples, head_roles
 from analysis.roles import ROLES, roles
 from configs import recipe
 from inference.inspection import Values
@@ -69,7 +69,7 @@ def test_keys_outside_of_the_window_of_self_attention_do_not_count(name, windows
 def test_roles_of_a_split_include_long_references_and_are_null_where_no_query_sees_the_role():
     run = random_run('transformer', num_layers=1)
     run.data = lambda: types.SimpleNamespace(pairs=lambda split: [('ab, 1', 'c'), ('d', 'x' * 150)])
-    found = head_roles(run, Request()).numbers
+    found = head_roles(run, AnalysisRequest()).numbers
     assert found['decoder/layers_0/self_attention, 0']['next'] is None
     assert found['decoder/layers_0/self_attention, 0']['previous'] > 0
     json.dumps(found, allow_nan=False)
@@ -80,7 +80,7 @@ def test_the_examples_of_test_are_the_first_pairs_of_all_test_sets():
     config.data.splits.test = 'one,two'
     run = types.SimpleNamespace(config=config, model=object.__new__(Translator),
                                 data=lambda: types.SimpleNamespace(pairs=sets.__getitem__))
-    assert examples(run, Request('test', count=2)) == [('a', 'b'), ('c', 'd')]
+    assert examples(run, AnalysisRequest('test', count=2)) == [('a', 'b'), ('c', 'd')]
 
 
 def test_roles_of_a_model():

@@ -23,7 +23,6 @@ WRONG = {'text': 'x', 'list': [1], 'object': {'a': 1}, 'null': None, 'fraction':
          'boolean': True}
 
 
-
 def with_arrays(metadata=None, **changes):
     """Returns a function that changes arrays of a safetensors file, {name: function of the array}. None removes one."""
     def changed(content):
@@ -65,11 +64,6 @@ def flipped_at(share):
         place = int(len(content) * share)
         return content[:place] + bytes([content[place] ^ 16]) + content[place + 1:]
     return changed
-
-
-def with_piece(**changes):
-    """Returns a function that changes the numbers of pieces in vocab.json. '_' stands for the space."""
-    return with_values(**{name.replace('_', '\u2581'): value for name, value in changes.items()})
 
 
 SIZES = {'marian': ('vocab_size', 'd_model', 'encoder_layers', 'decoder_layers', 'encoder_ffn_dim', 'decoder_ffn_dim',

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 import math
 import pathlib
 import re
@@ -15,7 +14,7 @@ from configs import base, checks
 from configs.allowed import Between, Fraction, OneOf, Switch, Text
 from configs.options import BY_NAME, OPTIONS, choices
 from configs.tasks import TASKS
-from configs.versions import VERSION
+from configs.versions import config_text
 from model.build import check_fits
 from runtime.errors import UserError
 
@@ -336,7 +335,7 @@ def test_a_fine_tuning_that_inherits_an_option_without_effect_is_fixed_as_the_me
         monkeypatch.setattr(flags, 'FLAGS', values)
         return checks.config_from(holder)
 
-    (tmp_path / 'config.json').write_text(json.dumps({'version': VERSION, **changed(saved).to_dict()}))
+    (tmp_path / 'config.json').write_text(config_text(changed(saved)))
     with pytest.raises(UserError, match=f'^config.{re.escape(message)}$'):
         read(override)
     assert read(override, fix).train.init_from == str(tmp_path)

@@ -35,7 +35,7 @@ class Shout(TextModel):
     def __init__(self): pass
     def respond(self, lines, options, *, first=0):
         return [Output(line, [], [Hypothesis(f'{len(lines)} {line.upper()}', [], 0.0, 0.0)]) for line in lines]
-    attention = axes = examples = text_names = _read_and_written = None
+    attention = axes = examples = text_names = read_and_written = None
 
 Shout.__abstractmethods__ = frozenset()
 

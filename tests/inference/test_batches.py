@@ -237,7 +237,7 @@ def test_a_search_on_several_devices_keeps_the_keys_of_each_sentence_on_its_devi
     module = MODULES['transformer']()
     params = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), source, source))['params']
     by_rows = NamedSharding(Mesh(np.array(jax.devices()), ('data',)), PartitionSpec('data'))
-    batch = jax.device_put(batches.Batch(source, limits, limits, np.arange(16, dtype=np.uint32)), by_rows)
+    batch = jax.device_put(batches.SearchBatch(source, limits, limits, np.arange(16, dtype=np.uint32)), by_rows)
     program = batches.BatchSearch(module)._whole.lower(
         params, batch, np.uint32(0), np.uint32(0), search=Beam(Vocabulary(PAD, BOS, EOS), EXTRA, 2)).compile().as_text()
     assert 'all-gather(' in program  # such as of logits

@@ -259,10 +259,10 @@ def test_other_numbers_compile_nothing(runs):
     one = edited.forced(pair)[0].hypotheses[0].log_prob
     with jax.log_compiles(False):
         edited.model.params = {**edited.model.params, EDITS: [{'decoder': np.float32(1)}]}
-        sizes = edited.model._log_probs._cache_size()
+        sizes = edited.model.target_log_probs._cache_size()
         assert edited.forced(pair)[0].hypotheses[0].log_prob == pytest.approx(
             runs['transformer'].forced(pair)[0].hypotheses[0].log_prob, abs=1e-5) != one
-    assert edited.model._log_probs._cache_size() == sizes
+    assert edited.model.target_log_probs._cache_size() == sizes
 
 
 def test_edits_in_json_are_the_edits_of_python(tmp_path):

@@ -98,7 +98,7 @@ def test_an_empty_text_of_subwords_is_its_end_token_alone():
         read, written = ([*(tokenizer.encode(text) if text else []), EOS] for text in (source, target))
         expected = summed(translator, written, source=read, target=[BOS, *written[:-1]])
         assert output.hypotheses[0].log_prob == pytest.approx(expected, abs=1e-4)
-    assert translator.perplexity(translator._encoded(pairs[:1]), 8) == pytest.approx(
+    assert translator.perplexity(translator.encoded(pairs[:1]), 8) == pytest.approx(
         np.exp(-outputs[0].hypotheses[0].log_prob), rel=1e-4)
     module = LanguageModel(BLOCKS, 1, size)
     generator = Generator(module, parameters(module, ones), tokenizer, 8, True)

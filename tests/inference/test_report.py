@@ -222,7 +222,7 @@ def test_the_batch_size_bounds_the_windows_of_a_batch_and_does_not_change_the_sc
     config.update_from_flattened_dict({'cache_dir': str(tmp_path / 'cache'), 'data.file': str(tmp_path / 'text.txt'),
                                        'data.context': 8, 'batch.rows': 16})
     (tmp_path / 'text.txt').write_text('abc cab\n' * 100)
-    data = DocumentData(config, None)  # the last 80 characters are for validation: 11 windows
+    data = DocumentData(config, None, ())  # the last 80 characters are for validation: 11 windows
 
     def recorded(step, params, batches):
         return evaluate(step, params, (shapes.append(batch['targets'].shape) or batch for batch in batches))
@@ -273,7 +273,7 @@ def test_the_examples_of_a_split_are_its_first_documents_in_parts_that_fit_into_
         'cache_dir': str(tmp_path / 'cache'), 'data.file': str(tmp_path / 'text.txt'), 'data.context': 4,
         'data.documents': 'line', 'data.packing': packing, 'data.validation_share': 0.1})
     (tmp_path / 'text.txt').write_text('a\n\nabcabc c\nbca\nbcab\n' + 'c\n' * 20)
-    data = DocumentData(config, None)
+    data = DocumentData(config, None, ())
     model = Parrot(context=4, tokenizer=data.tokenizers['text'])
     found = [output for output, _ in model.examples(data, 'train', 6, GREEDY)]
     assert [output.source for output in found] == ['a', 'abc', 'abc ', 'bca', 'bca', 'c']  # without two single tokens

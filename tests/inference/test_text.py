@@ -71,7 +71,7 @@ class Shout(TextModel):
     def attention(self, output):
         raise NotImplementedError
 
-    axes = text_names = _read_and_written = attention
+    axes = text_names = read_and_written = attention
 
     def respond(self, lines, options, *, first=0):
         return [Output(line, [], [Hypothesis(line.upper(), [], 0.0, 0.0)]) for line in lines]
@@ -289,7 +289,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path):
     ('zh', 'bleu', 100, False), ('zh', 'chrf', 100, False), ('cn', 'bleu', 0, True), ('cn', 'chrf', 0, False)])
 def test_a_perfect_translator_into_a_language_without_spaces(language, metric, bleu, warned, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
-    for name, stub in {'attention': {}, 'perplexity': 1.0, '_encoded': []}.items():
+    for name, stub in {'attention': {}, 'perplexity': 1.0, 'encoded': []}.items():
         monkeypatch.setattr(Echo, name, lambda *_, stub=stub: stub)
     config, data = base.get_config(), object.__new__(PairData)
     config.update_from_flattened_dict({'data.target_lang': language, 'eval.metric': metric})

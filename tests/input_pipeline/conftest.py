@@ -9,6 +9,6 @@ from input_pipeline import splits
 def logged(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
     caplog.set_level(logging.INFO, 'allyouneed')
-    splits.say.cache_clear()  # an earlier test may have logged the same message
-    splits.warn.cache_clear()
+    splits.log_once.cache_clear()  # an earlier test may have logged the same message
+    splits.warn_once.cache_clear()
     return caplog

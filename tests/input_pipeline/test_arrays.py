@@ -155,7 +155,7 @@ def test_what_is_no_class_is_refused(targets, message):
 # Warnings
 
 def logged(caplog, data, *splits_to_read):
-    splits.warn.cache_clear()
+    splits.warn_once.cache_clear()
     caplog.clear()
     for split in splits_to_read:
         data.targets(split)
@@ -204,7 +204,7 @@ def test_equal_examples_of_another_type_are_logged(caplog, train, test):
 
 @pytest.mark.parametrize('most, warned', [(1, True), (2, False)])
 def test_black_and_white_images_as_bytes_of_0_and_1_are_logged(caplog, most, warned):
-    splits.warn.cache_clear()
+    splits.warn_once.cache_clear()
     images = np.zeros((4, 2, 2, 1), np.uint8)
     images[2:] = most
     in_memory(images, np.array([0, 0, 1, 1])).inputs('train')
@@ -212,7 +212,7 @@ def test_black_and_white_images_as_bytes_of_0_and_1_are_logged(caplog, most, war
 
 
 def test_the_names_of_the_classes_are_logged(caplog):
-    splits.say.cache_clear()
+    splits.log_once.cache_clear()
     caplog.set_level('INFO', logger='allyouneed')
     for targets, classes in ((np.array(['dog', 'cat'] * 5), '2 classes (cat, dog)'),
                              (np.arange(10), '10 classes (0, 1, 2, 3, 4 and 5 more)')):

@@ -54,7 +54,7 @@ def test_images_that_are_only_0_and_1_keep_their_numbers():
 
 
 def test_series_far_outside_the_range_of_training_are_predicted_with_a_warning(caplog):
-    splits.warn.cache_clear()
+    splits.warn_once.cache_clear()
     form = form_of(SERIES)
     np.testing.assert_array_equal(form.prepare(SERIES + 0.5), SERIES + 0.5)
     assert 'far outside' not in caplog.text

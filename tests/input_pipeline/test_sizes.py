@@ -76,7 +76,7 @@ def test_values_have_no_classes(tmp_path):
 def opened(kind, folder, *lines, kept=None):
     """Opens a table with these lines, as the data of a new run, or of a run whose folder `data` is `kept`."""
     write_csv(folder, *lines)
-    return kind(ConfigDict({'data': options(dir=str(folder)), 'model': {'patches': {'patch': 1}}}), kept)
+    return kind(ConfigDict({'data': options(dir=str(folder)), 'model': {'patches': {'patch': 1}}}), kept, ())
 
 
 @pytest.mark.parametrize('kind, before, now, message', [

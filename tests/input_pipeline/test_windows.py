@@ -9,13 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from configs.options import choices
 from input_pipeline.batches import Part, prefetch
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
-from input_pipeline.windows import PACKINGS, WindowPlan, pack
+from input_pipeline.windows import WindowPlan, pack
 from tests.input_pipeline.helpers import assert_filled_up
 
 NAMES = ('tokens', 'segments', 'positions')
+PACKINGS = choices('data.packing')
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

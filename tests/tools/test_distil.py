@@ -14,6 +14,7 @@ import pytest
 
 import inference
 from configs import demo
+from inference.options import search_options
 from input_pipeline.sources import open_corpus
 from runtime.errors import UserError
 from tests.scripts import ROOT, WORDS
@@ -63,7 +64,7 @@ def test_the_training_targets_are_the_teachers_and_all_else_is_as_it_was(corpus,
     sources, found = ((corpus / f'train.{side}').read_text().split('\n') for side in ('en', 'xx'))
     assert sources[400] == found[400] == '' and len(found) == len(sources) == 402
     teacher = inference.load(run[0])
-    options = inference.text.search_options(teacher.config, method='beam', beam=2)
+    options = search_options(teacher.config, method='beam', beam=2)
     assert found[:40] == [output.line for output in teacher.translate(sources[:40], options)]
     assert len(set(found)) > 1
 
@@ -95,7 +96,7 @@ def test_held_out_splits_keep_their_names_and_equal_names_are_numbered(run, data
     with teacher.config.unlocked():
         teacher.config.data.update(dir=str(tmp_path))
         teacher.config.data.splits.update(validation='de[v]', test='test_1,test_2,test_3,de-v')
-    options = inference.text.search_options(teacher.config, method='beam', beam=1)
+    options = search_options(teacher.config, method='beam', beam=1)
     new = tmp_path / 'a student'
     write_corpus(teacher, Echo(), new, options)
     assert {path.name for path in new.iterdir()} == {
@@ -142,7 +143,7 @@ def test_only_training_sources_that_are_read_whole_are_translated(run, data, tmp
     assert sorted(translated) == sorted(2 * [source for source in sources if source not in {*validation, *test}])
     assert 'skipped 1 of 81 training sources: they have more than 23 tokens' in done.stderr
     teacher = inference.load(run[0])
-    options = inference.text.search_options(teacher.config, method='beam', beam=1)
+    options = search_options(teacher.config, method='beam', beam=1)
     found = dict(zip(translated, lines_of(new, 'train.xx'), strict=False))
     assert [found[source] for source in translated[:8]] == [
         output.line for output in teacher.translate(translated[:8], options)]
@@ -151,7 +152,7 @@ def test_only_training_sources_that_are_read_whole_are_translated(run, data, tmp
 def test_a_corpus_of_long_sources_only_is_refused(run, data, tmp_path):
     teacher = inference.load(run[0])
     teacher.model.max_length = 1
-    options = inference.text.search_options(teacher.config, method='beam', beam=1)
+    options = search_options(teacher.config, method='beam', beam=1)
     with pytest.raises(UserError, match=r'every training source has more than 0 tokens \(config.data.max_length=1\)'):
         write_corpus(teacher, teacher.model, tmp_path / 'new', options)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import inference
-import training
 from configs import fashion_mnist_vit, shakespeare_char
 from inference.inspection import list_places
 from inference.run import check_places, make_answerer
@@ -19,6 +18,7 @@ from runtime.errors import UserError
 from tests.model.helpers import normal, random_params
 from tests.random_run import random_run
 from tests.tiny_run import outcome, tiny_config
+from training.loop import train
 from training.place_statistics import place_sums
 from training.trackers import grouped
 
@@ -35,7 +35,7 @@ def entropies(weights):
 @pytest.mark.slow
 def test_a_run_logs_statistics_of_its_validation_split_and_its_training_changes_no_bit(
         whole, cache, tmp_path):
-    run = training.train(tiny_config(cache, track__places=PLACES), tmp_path / 'run')
+    run = train(tiny_config(cache, track__places=PLACES), tmp_path / 'run')
     params, lines = outcome(tmp_path / 'run')
     logged = [{name: value for name, value in line.items() if '/' in name} for line in lines]
     assert (params, [{name: value for name, value in line.items() if '/' not in name} for line in lines]) == (
@@ -132,7 +132,7 @@ def test_hidden_patches_of_series_are_not_counted(pooling, tokens):
     ({'train__edits': '[{"edit": "zero", "place": "encoder/layer_0"}]'}, "place 'encoder/layer_0': the model has no")])
 def test_unknown_places_are_refused_before_the_run_directory_exists(options, message, cache, tmp_path):
     with pytest.raises(UserError, match=message):
-        training.train(tiny_config(cache, **options), tmp_path / 'run')
+        train(tiny_config(cache, **options), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 

@@ -1,13 +1,12 @@
 """config.train.matmul_precision=auto, with given rates of products."""
 
-import json
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from configs import base, demo, multi30k
-from configs.versions import VERSION
+from configs.versions import config_text
 from kernels import rates
 from run_directory.workdir import RunDirectory
 from training import precision
@@ -42,7 +41,7 @@ def test_the_measured_sizes_are_limited():
 def test_a_resumed_run_keeps_its_precision(saved, asked, tmp_path):
     config = demo.get_config()
     config.train.matmul_precision = saved
-    (tmp_path / 'config.json').write_text(json.dumps({'version': VERSION, **config.to_dict()}))
+    (tmp_path / 'config.json').write_text(config_text(config))
     config.train.matmul_precision = 'auto'
     with RunDirectory(str(tmp_path), config, asked=asked):
         assert config.train.matmul_precision == saved

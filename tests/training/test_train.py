@@ -1,4 +1,4 @@
-"""training.train: the loop of train.py, called as a function: the same run bit for bit, resumed after an interrupt."""
+"""training.loop.train, the loop of train.py as a function: the same run bit for bit, resumed after an interrupt."""
 
 import logging
 import os
@@ -10,7 +10,6 @@ import threading
 import pytest
 
 import inference
-import training
 from input_pipeline.array_batches import ArrayPlan
 from run_directory.records import METRICS_FILE, read_metrics
 from runtime import preemption
@@ -36,7 +35,7 @@ def interrupting(monkeypatch, number):
 def test_it_trains_what_train_py_trains(whole, tmp_path, cache):
     config = tiny_config(cache)
     before = config.to_json()
-    run = training.train(config, tmp_path / 'run')
+    run = loop.train(config, tmp_path / 'run')
     assert outcome(tmp_path / 'run') == outcome(whole)
     assert run.workdir == tmp_path / 'run' and config.to_json() == before
     assert run.checkpoint == inference.load(whole).checkpoint
@@ -48,9 +47,9 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(whole, tmp_path, cache, mo
     with monkeypatch.context() as patch:
         interrupting(patch, 6)
         with pytest.raises(KeyboardInterrupt, match='saved'):
-            training.train(tiny_config(cache), str(tmp_path / 'run'))
+            loop.train(tiny_config(cache), str(tmp_path / 'run'))
     assert 0 < steps(tmp_path / 'run')[-1] < 12 and signal.getsignal(signal.SIGINT) is former
-    training.train(tiny_config(cache), str(tmp_path / 'run'))
+    loop.train(tiny_config(cache), str(tmp_path / 'run'))
     assert outcome(tmp_path / 'run') == outcome(whole)
 
 
@@ -63,12 +62,12 @@ def test_a_second_interrupt_leaves_the_kernel_alive(tmp_path, cache, monkeypatch
     monkeypatch.setattr(preemption, 'SAME_REQUEST', 0.0)
     monkeypatch.setattr(loop, 'make_step', twice)
     with pytest.raises(KeyboardInterrupt):
-        training.train(tiny_config(cache), tmp_path / 'run')
+        loop.train(tiny_config(cache), tmp_path / 'run')
 
 
 @pytest.mark.slow
 def test_it_trains_in_another_thread(whole, tmp_path, cache):
-    thread = threading.Thread(target=training.train, args=(tiny_config(cache), tmp_path / 'run'))
+    thread = threading.Thread(target=loop.train, args=(tiny_config(cache), tmp_path / 'run'))
     thread.start()
     thread.join()
     assert outcome(tmp_path / 'run') == outcome(whole)
@@ -76,11 +75,11 @@ def test_it_trains_in_another_thread(whole, tmp_path, cache):
 
 def test_all_that_is_wrong_is_said_before_anything_is_made(tmp_path, cache):
     with pytest.raises(UserError) as error:
-        training.train(tiny_config(cache, model__dropout=2.0, train__steps=0), tmp_path / 'run')
+        loop.train(tiny_config(cache, model__dropout=2.0, train__steps=0), tmp_path / 'run')
     assert 'model.dropout' in str(error.value) and 'train.steps' in str(error.value)
     assert not (tmp_path / 'run').exists()
     with pytest.raises(UserError, match='workdir'):
-        training.train(tiny_config(cache), '')
+        loop.train(tiny_config(cache), '')
 
 
 def test_a_malformed_config_of_an_existing_run_is_explained(tmp_path, cache):
@@ -90,11 +89,11 @@ def test_a_malformed_config_of_an_existing_run_is_explained(tmp_path, cache):
     with config.ignore_type():
         config.train.steps = '2000'
     with pytest.raises(UserError, match="^config.train.steps='2000': must be a whole number$"):
-        training.train(config, tmp_path)
+        loop.train(config, tmp_path)
     config = tiny_config(cache)
     del config.eval
     with pytest.raises(UserError, match='config.eval.metric is missing. Start with base.get_config()'):
-        training.train(config, tmp_path)
+        loop.train(config, tmp_path)
 
 
 @pytest.mark.slow
@@ -102,10 +101,10 @@ def test_a_config_of_another_class_is_refused(tmp_path):
     # In a process of its own, for the annotations that tests check would refuse it first.
     program = f"""
 import inference
-import training
 from runtime.errors import UserError
+from training.loop import train
 try:
-    training.train({{'seed': 0}}, {str(tmp_path / 'run')!r})
+    train({{'seed': 0}}, {str(tmp_path / 'run')!r})
 except UserError as error:
     print(error)
 """
@@ -127,7 +126,7 @@ def test_in_a_notebook_it_draws_a_curve_and_prints_the_log(tmp_path, cache, monk
                         lambda figure, display_id: (shown.append(figure), Display())[1])
     monkeypatch.setattr(logging.getLogger('allyouneed'), 'handlers', [])
     monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', False)
-    training.train(tiny_config(cache), tmp_path / 'run')
+    loop.train(tiny_config(cache), tmp_path / 'run')
     assert 'step 12: validation_loss' in capsys.readouterr().err
     assert not logging.getLogger('allyouneed').handlers, 'the notebook has its logging back'
     lines = read_metrics(tmp_path / 'run')
