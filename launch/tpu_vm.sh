@@ -10,9 +10,9 @@
 # ends with status 75 or is killed, this script starts it again, at most RESTARTS times (100), and training resumes from the
 # newest checkpoint. After SIGTERM or SIGINT to this script, train.py saves a checkpoint and ends, and the script ends, too.
 #
-# When a script stops starting train.py, it writes the last status to the file .RUN.ended beside RUN. On all other VMs,
-# train.py has then lost a process and ends. Their scripts read the file and end with the same status, because the first VM
-# does not return.
+# When a script stops starting train.py, it writes the last status and the name of the VM to the file .RUN.ended beside RUN.
+# On all other VMs, train.py has then lost a process and ends. Their scripts read the file and end with the same status,
+# because the first VM does not return.
 cd "$(dirname "$0")/.." || exit 2
 
 run='' previous=''
@@ -32,7 +32,12 @@ if [[ $run =~ ^('~'[A-Za-z0-9._-]+)(/.*)?$ ]]; then  # ~NAME, the home folder of
   run=$home${BASH_REMATCH[2]}
 fi
 ended=$(dirname "$run")/.$(basename "$run").ended
-rm -f "$ended"  # the file of an earlier start
+# Removes the file of an earlier start: this VM has written it, or it is older than two minutes. Keeps the file of another VM
+# that has failed in this start. Otherwise, train.py would wait for that VM in each of its starts.
+if [[ -e $ended ]]; then
+  read -r _ vm < "$ended"
+  [[ $vm != "$HOSTNAME" && ! $(find "$ended" -mmin +2) ]] || rm -f "$ended"
+fi
 
 child='' stopped=''
 trap 'stopped+=yes; [[ $child ]] && kill -TERM "$child" 2> /dev/null' TERM INT
@@ -57,12 +62,13 @@ for ((start = 0; start <= ${RESTARTS:-100}; start++)); do
   start_child sleep "${PAUSE:-10}"  # in this time, another VM may write its last status
   wait "$child"
   if [[ -s $ended ]]; then
-    echo "train.py ended with $status, and on another VM for good with $(<"$ended")" >&2
-    exit "$(<"$ended")"
+    read -r last vm < "$ended"
+    echo "train.py ended with $status, and on the VM $vm for good with $last" >&2
+    exit "$last"
   fi
   [[ ! $stopped ]] || break
 done
 if mkdir -p "$(dirname "$ended")" && new=$(mktemp "$ended.XXXXXX"); then
-  echo "$status" > "$new" && mv "$new" "$ended"  # so that other scripts see a complete file or no file
+  echo "$status $HOSTNAME" > "$new" && mv "$new" "$ended"  # so that other scripts see a complete file or no file
 fi
 exit "$status"

@@ -321,8 +321,9 @@ class RunDirectory:
                 raise UserError(f'{self.path} is in use by another training ({self._read_lease() or "unknown"}). Wait '
                                 'until that training ends, stop it, or use another --workdir') from None
         started = datetime.datetime.now().astimezone().isoformat(' ', timespec='seconds')
-        self._lease = (f'process {os.getpid()} on {socket.gethostname()}, started {started}, '
-                       f'lease {uuid.uuid4().hex[:8]}')
+        lease = f'process {os.getpid()} on {socket.gethostname()}, started {started}, lease {uuid.uuid4().hex[:8]}'
+        # As `_read_lease` returns it. A host name may contain several spaces, and bytes that are not UTF-8.
+        self._lease = ' '.join(lease.encode(errors='backslashreplace').decode().split())
         write_text(self.path / OWNER, f'{self._lease}\n')
 
 

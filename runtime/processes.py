@@ -181,7 +181,7 @@ def _explain_abort() -> None:
 def _leave(reason: str, status: int) -> None:
     """Prints `reason` and ends this process at once, because a normal shutdown would wait for lost processes."""
     sys.stderr.flush()
-    os.write(2, f'\nprocess {os.getpid()} on {socket.gethostname()}: {reason}\n'.encode())
+    os.write(2, f'\nprocess {os.getpid()} on {socket.gethostname()}: {reason}\n'.encode(errors='backslashreplace'))
     os._exit(status)
 
 

@@ -185,11 +185,21 @@ def calls(path):
 def test_a_tpu_vm_starts_again_what_can_go_on(statuses, status, fake):
     python = fake(*statuses)
     run = python.with_name('a b')
-    run.with_name('.a b.ended').write_text('2\n')  # the file of an earlier start
     done = subprocess.run(['launch/tpu_vm.sh', '--config=x', f'--workdir={run}'], cwd=ROOT, capture_output=True,
                           env=os.environ | {'PYTHON': str(python), 'PAUSE': '0', 'RESTARTS': '3'}, timeout=600)
     assert done.returncode == status
     assert calls(python) == [f'train.py --config=x --workdir={run}'] * len(statuses)
+
+
+@pytest.mark.parametrize('written, age, status', [('2 vm-0', 0, 0), ('2 vm-1', 300, 0), ('2 vm-1', 60, 2)])
+def test_a_status_that_another_vm_has_just_written_belongs_to_the_same_start(written, age, status, fake, tmp_path):
+    ended = tmp_path / '.a b.ended'
+    ended.write_text(f'{written}\n')
+    os.utime(ended, times=(time.time() - age,) * 2)
+    done = subprocess.run(['launch/tpu_vm.sh', f'--workdir={tmp_path}/a b'], cwd=ROOT, timeout=600,
+                          env=os.environ | {'PYTHON': str(fake(75, 0)), 'PAUSE': '0', 'HOSTNAME': 'vm-0'})
+    assert done.returncode == status
+    assert ended.read_text() == (f'{written}\n' if status else '0 vm-0\n')
 
 
 def test_a_tpu_vm_expands_the_home_folder_of_a_user(fake):
@@ -198,8 +208,8 @@ def test_a_tpu_vm_expands_the_home_folder_of_a_user(fake):
     ended = python.with_name('.run.ended')
     run = f'~{user.pw_name}/{os.path.relpath(ended.with_name("run"), os.path.realpath(user.pw_dir))}'
     done = subprocess.run(['launch/tpu_vm.sh', f'--workdir={run}'], cwd=ROOT, capture_output=True,
-                          env=os.environ | {'PYTHON': str(python), 'PAUSE': '0'}, timeout=600)
-    assert done.returncode == 0 and ended.read_text() == '0\n'
+                          env=os.environ | {'PYTHON': str(python), 'PAUSE': '0', 'HOSTNAME': 'vm'}, timeout=600)
+    assert done.returncode == 0 and ended.read_text() == '0 vm\n'
 
 
 @pytest.mark.parametrize('leader, others, status', [
@@ -218,8 +228,8 @@ def test_the_vms_of_a_slice_end_together(leader, others, status, fake, tmp_path)
 @pytest.mark.parametrize('arguments', [['--workdir=~/a run'], ['--workdir', '~/a run']])
 def test_the_file_of_the_last_status_is_beside_a_run_in_the_home_folder(arguments, fake, tmp_path):
     subprocess.run(['launch/tpu_vm.sh', *arguments], cwd=ROOT, check=True, timeout=600,
-                   env=os.environ | {'PYTHON': str(fake(0)), 'HOME': str(tmp_path)})
-    assert (tmp_path / '.a run.ended').read_text() == '0\n'
+                   env=os.environ | {'PYTHON': str(fake(0)), 'HOME': str(tmp_path), 'HOSTNAME': 'vm'})
+    assert (tmp_path / '.a run.ended').read_text() == '0 vm\n'
 
 
 def test_a_tpu_vm_needs_the_run_directory(fake):

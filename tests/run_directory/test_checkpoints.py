@@ -1,7 +1,10 @@
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -191,6 +194,24 @@ def test_a_checkpoint_that_is_not_there_is_an_error(saved, choice):
 def test_no_checkpoint_is_an_error(tmp_path):
     with open_checkpoints(tmp_path, metric='loss') as checkpoints, pytest.raises(UserError, match='no checkpoint'):
         checkpoints.resolve('latest')
+
+
+@pytest.mark.parametrize('name', ['2', 'state'])
+def test_a_folder_that_cannot_be_created_ends_the_run_without_waiting(name, tmp_path, monkeypatch):
+    create, before = os.mkdir, threading.enumerate()
+
+    def full(path, *args, **kwargs):
+        if os.path.basename(path).partition('.')[0] == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        create(path, *args, **kwargs)
+
+    with pytest.raises(UserError, match='checkpoints/2 cannot be written: No space left.* of step 1 is still valid'), \
+            open_checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state(1), {})
+        checkpoints.wait()
+        monkeypatch.setattr(os, 'mkdir', full)
+        checkpoints.save(2, state(2), {})
+    assert not [thread for thread in threading.enumerate() if not thread.daemon and thread not in before]
 
 
 def test_as_many_of_the_best_are_kept_as_asked_for(tmp_path):

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +159,13 @@ def test_the_lease_is_checked_where_there_are_no_locks(copy, cache):
         (copy / 'owner').write_text('process 7 on elsewhere')
         with pytest.raises(UserError, match='now in use by another training .process 7 on elsewhere.. This train'):
             directory.check_lease()
+
+
+def test_a_host_name_may_contain_spaces_and_bytes_that_are_not_utf_8(copy, cache, monkeypatch):
+    monkeypatch.setattr(socket, 'gethostname', lambda: 'a\udcff  host ')
+    monkeypatch.setattr(run_directory, 'VISIBLE', 0)
+    with RunDirectory(str(copy), tiny_config(cache)) as directory:
+        directory.check_lease()
 
 
 def test_other_changes_are_refused_and_listed(copy, cache):
