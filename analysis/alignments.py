@@ -71,7 +71,12 @@ def error_rates(model: Translator, outputs: Sequence[Output], gold: Sequence[Lin
     """Returns {head: alignment error rate}, for every head and for the mean of the heads of each layer.
 
     Both values of `Head.shift` are evaluated.
+
+    Raises:
+      UserError: if there are no outputs.
     """
+    if not outputs:
+        raise UserError('outputs=[]: error rates need at least one translation with gold links')
     weights = [_cross(model, output) for output in outputs]
     layers, heads = weights[0].shape[:2]
     choices = [Head(layer, head, shift) for layer in range(layers) for head in (*range(heads), None)

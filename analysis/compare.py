@@ -26,7 +26,7 @@ from configs.tasks import METRICS, goodness
 from configs.versions import renamed, upgraded
 from run_directory.progress import judge_all
 from run_directory.records import CONFIG, EVALUATED, EXPORTED, read_config, read_metrics, saved_steps
-from runtime.errors import UserError
+from runtime.errors import UserError, option_like
 from runtime.files import expanded, read_json
 
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
@@ -306,12 +306,14 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
       one run, 'parameters', 'tokens/s' and, if any run is not finished, 'state'.
 
     Raises:
-      UserError: if `runs` is empty.
+      UserError: if `runs` is empty, or `varied` has an unknown option.
     """
     check_not_empty(runs)
     settings = by_setting(runs)
     varied = varied_options(runs) if varied is None else list(varied)
     short = short_names(runs[0].config)
+    if unknown := [option for option in varied if option not in short]:
+        raise UserError(f'varied={varied}: there is no option {unknown[0]!r}{option_like(unknown[0], short)}')
     rows = []
     for setting in settings:
         row = {short[option]: setting[0].width(option) for option in varied}

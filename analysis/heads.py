@@ -86,7 +86,7 @@ class GatedHeads:
           pairs: sources and references.
 
         Raises:
-          UserError: if the run is not a translation run.
+          UserError: if the run is not a translation run, or there are no pairs.
         """
         model = self.run.model
         if not isinstance(model, Translator):
@@ -101,7 +101,7 @@ class GatedHeads:
         total = jax.tree.map(np.zeros_like, self.ones())
         if self._gradients is None:  # compiled by the first call
             self._gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0, 0)))
-        encoded = model.encoded(pairs)
+        encoded = model.encoded(_checked(pairs))
         for begin in range(0, len(pairs), 64):
             part = encoded[begin:begin + 64]
             source = model.padded([tokens for tokens, _ in part], 64)
@@ -126,6 +126,12 @@ def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndar
     return {**gates, place: changed}
 
 
+def _checked(pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    if not pairs:
+        raise UserError('pairs=[]: the analysis of heads needs at least one pair of a source and a reference')
+    return pairs
+
+
 def translation_score(model: Translator, pairs: Sequence[tuple[str, str]], options: SearchOptions, metric: str,
                       language: str) -> float:
     """Translates the sources of `pairs` (source, reference) into `language`. Returns a score of the translations.
@@ -133,11 +139,11 @@ def translation_score(model: Translator, pairs: Sequence[tuple[str, str]], optio
     `metric` is 'exact_match' (from 0 to 1), 'bleu', 'bleu_lowercased_tokenised' or 'chrf'.
 
     Raises:
-      UserError: if `metric` is another metric.
+      UserError: if `metric` is another metric, or there are no pairs.
     """
     if metric not in (names := ['exact_match', *translation_metrics(language)]):
         raise UserError(f'metric={metric!r}: the analysis of heads has no such metric. {nearest(metric, names)}')
-    sources, references = zip(*pairs, strict=True)
+    sources, references = zip(*_checked(pairs), strict=True)
     return corpus_scores([output.text for output in model.translate(sources, options)], references, language)[metric]
 
 
@@ -148,11 +154,14 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
     `metric` is 'exact_match' (from 0 to 1), 'bleu', 'bleu_lowercased_tokenised' or 'chrf'.
 
     Raises:
-      UserError: if the model has no attention of this kind, or there is no such metric.
+      UserError: if the model has no attention of this kind, the runs of an ensemble have different numbers of heads,
+        there is no such metric, or there are no pairs.
     """
     kinds, gates = heads.kinds(), heads.ones()
     if kind not in kinds:
         raise UserError(f'kind={kind!r}: the model has no attention of this kind. Use {", ".join(kinds)}')
+    if len({heads.counts[place] for place in kinds[kind]}) > 1:
+        raise UserError(f'{heads.run.workdir}: the runs of this ensemble have different numbers of heads. Use one run')
 
     def score(gates):
         return translation_score(heads.model(gates), pairs, options, metric, heads.run.config.data.target_lang)

@@ -117,7 +117,7 @@ def _patched(module, sending, receiving, holding, params, inputs, targets, weigh
 
 
 def _hashable(node: Node) -> Node:
-    return Node(node.place, *(numbers if numbers is None else tuple(map(int, numbers)) for numbers in node[1:]))
+    return Node(node.place, *(numbers if numbers is None else tuple(numbers) for numbers in node[1:]))
 
 
 def _nodes(described: Nodes, listed: dict[str, Sizes], argument: str) -> list[Node]:
@@ -128,7 +128,8 @@ def _nodes(described: Nodes, listed: dict[str, Sizes], argument: str) -> list[No
     """
     nodes: list[Node] = []
     for part in [described] if isinstance(described, str | Node) else described:
-        node: Any = Node(part) if isinstance(part, str) else Node(*part)
+        place, *choices = [part] if isinstance(part, str) else part
+        node = Node(place, *(None if choice is None else [int(number) for number in choice] for choice in choices))
         for name in matching(node.place, listed):
             check_selection(f'{argument}: {name}', node.heads, node.positions, name, listed[name])
             nodes.append(node._replace(place=name))

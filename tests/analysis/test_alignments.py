@@ -54,6 +54,8 @@ def test_words_are_linked_if_tokens_are_in_both_readings():
     assert as_pharaoh(links) == '1-1 2-0'
     rates = error_rates(Fixed(), [OUTPUT], [links])
     assert len(rates) == 6 and rates[Head(0, 0)] == rates[Head(0, 1, 'input')] == 0 < rates[Head(0, 0, 'input')]
+    with pytest.raises(UserError, match='at least one translation'):
+        error_rates(Fixed(), [], [])
 
 
 @pytest.mark.parametrize('source, target, words', [

@@ -114,6 +114,8 @@ def test_a_list_of_runs_is_compared_by_what_differs(sweep, monkeypatch):
     assert [run.settings for run in runs] == [{'model.d_k': 64, 'model.num_heads': 2},
                                               {'model.d_k': 0, 'model.num_heads': 4}]
     assert results_table(runs, ['model.num_heads']).columns[:2] == ['num_heads', 'bleu']
+    with pytest.raises(UserError, match=r"there is no option 'num_heads': did you mean model\.num_heads\?"):
+        results_table(runs, ['num_heads'])
     assert len(load_runs(runs[0].workdir)) == 1
     monkeypatch.setenv('HOME', str(sweep))
     assert len(load_runs('~')) == 8 and load_runs(['~/seed=1'])[0].workdir == sweep / 'seed=1'

@@ -1,5 +1,7 @@
 """Gates of attention heads: 0 removes a head, importance is the gradient, and no score compiles a program."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -118,6 +120,19 @@ def test_a_metric_that_is_not_computed_is_refused_before_anything_is_translated(
     allowed = 'exact_match, bleu, bleu_lowercased_tokenised, chrf'
     with pytest.raises(UserError, match=f"^metric='ter': .* Use one of {allowed}$"):
         pruning_curve(heads, PAIRS, shuffled(heads), OPTIONS, 'ter')
+
+
+def test_the_analyses_need_pairs(heads):
+    for analyse in (heads.importance, lambda pairs: pruning_curve(heads, pairs, shuffled(heads), OPTIONS)):
+        with pytest.raises(UserError, match='at least one pair'):
+            analyse([])
+
+
+def test_scores_without_heads_need_layers_of_equal_size(heads):
+    uneven = copy.copy(heads)
+    uneven.counts = {**heads.counts, PLACE: 2}
+    with pytest.raises(UserError, match='the runs of this ensemble have different numbers of heads'):
+        scores_without_heads(uneven, PAIRS, 'cross', OPTIONS)
 
 
 def test_a_kind_of_attention_that_the_model_lacks_is_named(heads):

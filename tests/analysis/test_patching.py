@@ -204,7 +204,7 @@ def test_language_models_and_recurrent_models_have_paths_too():
     (('encoder', Node('decoder', [1])), 'receivers: decoder: the values at this place are not split into heads'),
     (('encoder', []), 'receivers: the list is empty'),
     # The source has 3 tokens, and the target has more.
-    ((Node('encoder', None, [1, 5]), 'decoder'), r'encoder: positions=\[1, 5\]: there are only 3 tokens'),
+    ((Node('encoder', None, np.array([1, 5])), 'decoder'), r'encoder: positions=\[1, 5\]: there are only 3 tokens'),
     (('encoder', 'decoder', ['nothing/*']), "place 'nothing/.': the model has no such place")])
 def test_impossible_paths_are_refused(arguments, message, run):
     with pytest.raises(UserError, match=message):
