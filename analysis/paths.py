@@ -13,7 +13,6 @@ In a mixed row, the change at the sender reaches a receiver only by paths withou
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np

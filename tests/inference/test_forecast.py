@@ -29,7 +29,7 @@ def data(tmp_path_factory):
     class InMemory(SeriesData):
         def _open(self, config):
             return SeriesWindows({'': SERIES}, ['x', 'y'], 'memory', config.data)
-    return InMemory(ConfigDict({'data': options(**SETTINGS), 'seed': 0, 'batch': {'rows': 4}}), None)
+    return InMemory(ConfigDict({'data': options(**SETTINGS), 'seed': 0, 'batch': {'rows': 4}}), None, ())
 
 
 def forecaster_of(data, horizon):
