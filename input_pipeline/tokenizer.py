@@ -173,8 +173,13 @@ KINDS: Mapping[str, Callable[[bytes], Tokenizer]] = {
 
 
 def _visible(character: str, otherwise: str) -> str:
-    """Returns the visible form of a character in a piece, or `otherwise` if the character is not printable."""
-    return SPACE if character == ' ' else character if character.isprintable() else otherwise
+    """Returns the visible form of a character in a piece: SPACE for a space.
+
+    Returns `otherwise` if the character is not printable, or is SPACE itself.
+    """
+    if character == ' ':
+        return SPACE
+    return character if character.isprintable() and character != SPACE else otherwise
 
 
 def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_digits: bool, normalization: str,

@@ -87,6 +87,8 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     fresh_head = not data.tokenizers and _outputs_differ(path, parent.task, data, config.task)
     saved: dict[str, Any] = flatten_dict(params, sep='/')
     leaves: dict[str, Any] = flatten_dict(boxed, sep='/')
+    if parent.model.share_embeddings == 'all' and (source := 'source_embedding/embedding') in leaves:
+        saved[source] = saved['target_embedding/embedding']  # the only table of that run is also the table of sources
     initial, partial, random, mismatched = {}, [], [], []
     for name, leaf in leaves.items():
         shape, axes, values = nn.unbox(leaf).shape, getattr(leaf, 'names', ()), saved.pop(name, None)

@@ -286,8 +286,9 @@ def test_bytes_that_are_no_text():
 
 def test_pieces_of_characters_and_bytes_are_visible():
     special = ['<pad>', '<s>', '</s>', '<unk>']
-    text = 'a \n\u00a0é'
+    text = 'a \n\u00a0é\u2581'
     chars, in_bytes = (learn([text], kind=kind) for kind in ('char', 'byte'))
     assert chars.pieces(range(4)) == in_bytes.pieces(range(4)) == special
-    assert chars.pieces(chars.encode(text)) == ['a', '\u2581', '<U+000A>', '<U+00A0>', 'é']
-    assert in_bytes.pieces(in_bytes.encode(text)) == ['a', '\u2581', '<0x0A>', '<0xC2>', '<0xA0>', '<0xC3>', '<0xA9>']
+    assert chars.pieces(chars.encode(text)) == ['a', '\u2581', '<U+000A>', '<U+00A0>', 'é', '<U+2581>']
+    assert in_bytes.pieces(in_bytes.encode(text)) == [
+        'a', '\u2581', '<0x0A>', '<0xC2>', '<0xA0>', '<0xC3>', '<0xA9>', '<0xE2>', '<0x96>', '<0x81>']

@@ -260,7 +260,7 @@ def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(run, dat
     for path in folder.iterdir():
         path.write_text(path.read_text().replace('o', 'u'))
     arguments = tuned(tmp_path / 'new', run, folder, cache, train__init_vocabulary=False, train__steps=1,
-                      optimizer__warmup=1, optimizer__schedule='inverse_sqrt', optimizer__peak=1e-12)
+                      model__share_embeddings='target', optimizer__warmup=1, optimizer__schedule='inverse_sqrt', optimizer__peak=1e-12)
     done = script(*arguments)
     assert done.returncode == 0 and b'initialised only in the rows that both runs have: ' in done.stderr, (
         done.stderr.decode())
@@ -274,6 +274,7 @@ def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(run, dat
     assert 260 <= len(both) < len(vocabularies[1])
     for there, here in both:
         np.testing.assert_allclose(found[name][here], theirs[name][there], atol=1e-9)
+        np.testing.assert_allclose(found['source_embedding/embedding'][here], theirs[name][there], atol=1e-9)
     fresh = [place for place, piece in enumerate(vocabularies[1]) if piece not in vocabularies[0]]
     assert np.abs(found[name][fresh]).min() > 0
     np.testing.assert_allclose(found['encoder/layers_0/self_attention/query/kernel'],
