@@ -84,7 +84,7 @@ class Qwen2(Llama, kw_only=True):
 
 CONFIGS = {'llama': Llama, 'mistral': Mistral, 'qwen2': Qwen2}
 EMBEDDINGS = ('model.embed_tokens.weight',)
-MOST_CONTEXT = 1_000_000  # the maximum of data.context in configs/options.py. Rotary positions have no limit
+MOST_CONTEXT = 1_000_000  # the maximum of data.context and model.window. Rotary positions have no limit
 COPIES = ('lm_head.weight',)  # if embeddings are tied, the weights may contain these copies of the embedding
 
 
@@ -247,4 +247,4 @@ def _window(config: Llama) -> int:
     if is_qwen and kinds != {'sliding_attention'}:
         # In this project, all layers have the same window.
         raise unsupported('layer_types', sorted(kinds), (['sliding_attention'],))
-    return window
+    return min(window, MOST_CONTEXT)

@@ -82,7 +82,8 @@ def test_the_export_of_an_imported_tokenizer_keeps_its_special_tokens(tmp_path):
 
 
 @pytest.mark.parametrize('changes, window, context', [
-    ({'max_position_embeddings': 1_024_000}, 8, 1_000_000), ({'max_position_embeddings': 8}, 0, 8)])
+    ({'max_position_embeddings': 1_024_000}, 8, 1_000_000), ({'max_position_embeddings': 8}, 8, 8),
+    ({'sliding_window': 1_024_000}, 1_000_000, 24)])
 def test_limits_of_the_context_of_an_imported_model(changes, window, context, tmp_path):
     write_small('mistral', tmp_path / 'model')
     path = tmp_path / 'model' / 'config.json'
@@ -93,8 +94,7 @@ def test_limits_of_the_context_of_an_imported_model(changes, window, context, tm
     for longer_or_shorter in 64, 6:
         recipe.update(task='language_model', eval={'metric': 'loss'},
                       data={'context': longer_or_shorter, 'packing': config.data.packing})
-        expected = 8 if longer_or_shorter == 64 else window
-        assert read_huggingface(tmp_path / 'model', recipe=recipe).config.model.window == expected
+        assert read_huggingface(tmp_path / 'model', recipe=recipe).config.model.window == window
 
 
 @pytest.mark.parametrize('format', ['ctranslate2', 'huggingface'])
