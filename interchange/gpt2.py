@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from input_pipeline.tokens import BOS, EOS
+from input_pipeline.tokens import BOS, EOS, PAD
 from interchange.equal_models import head_widths
 from interchange.foreign_config import ACTIVATIONS, THEIRS, ForeignConfig, Positive, Rate, Token, require
 from interchange.layout import SAME, TRANSPOSED, Link, chain, reshaped, rows
@@ -84,8 +84,9 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
     order = orders['text']
     return {
         'model_type': 'gpt2', 'architectures': ['GPT2LMHeadModel'], 'vocab_size': int(order.max()) + 1,
-        'bos_token_id': int(order[BOS]), 'eos_token_id': int(order[EOS]), 'n_positions': model.max_length,
-        'n_embd': model.d_model, 'n_layer': model.num_layers, 'n_head': model.num_heads, 'n_inner': model.d_ff,
+        'pad_token_id': int(order[PAD]) if order[PAD] >= 0 else None, 'bos_token_id': int(order[BOS]),
+        'eos_token_id': int(order[EOS]), 'n_positions': model.max_length, 'n_embd': model.d_model,
+        'n_layer': model.num_layers, 'n_head': model.num_heads, 'n_inner': model.d_ff,
         'activation_function': THEIRS[model.activation], 'layer_norm_epsilon': model.norm_epsilon,
         'resid_pdrop': model.dropout, 'embd_pdrop': model.dropout, 'attn_pdrop': model.attention_dropout,
         'tie_word_embeddings': model.tie_embeddings, 'dtype': 'float32',

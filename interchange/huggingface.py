@@ -205,7 +205,7 @@ def _config(options: dict[str, Any], recipe: ConfigDict | None) -> ConfigDict:
 
     All other options come from the recipe or, without a recipe, have their default values.
     """
-    config, longest = base.get_config(), options.get('data.context', 0)
+    config = base.get_config()
     if recipe is None:
         options = {'eval.metric': 'bleu' if options['task'] == 'translation' else 'loss'} | options
     else:
@@ -215,8 +215,6 @@ def _config(options: dict[str, Any], recipe: ConfigDict | None) -> ConfigDict:
         options = {name: value for name, value in options.items()
                    if name not in ('data.context', 'data.max_length', 'data.packing')}
     config.update_from_flattened_dict(options)
-    if config.task == 'language_model' and config.model.window >= max(longest, config.data.context):
-        config.model.window = 0  # no text is longer than the window
     check_config(config)
     return config
 

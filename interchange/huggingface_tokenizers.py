@@ -173,9 +173,16 @@ def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> No
         model, _ = tokenizer.parts
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # pyright: ignore[reportAttributeAccessIssue]
         (folder / 'tokenizer.model').write_bytes(model)
-        config |= {'tokenizer_class': 'LlamaTokenizer', 'add_prefix_space': proto.normalizer_spec.add_dummy_prefix} | {
+        config |= {'add_prefix_space': proto.normalizer_spec.add_dummy_prefix} | {
             f'{kind}_token': tokenizer.name_of(int(tokenizer.order[token]))
             for kind, token in KINDS.items() if tokenizer.order[token] >= 0}
+        # From tokenizer.model, most versions of transformers 5 (5.0 to 5.18) make other tokens than SentencePiece.
+        if _is_like_llama(proto):
+            start = int(tokenizer.order[BOS])
+            write_text(folder / 'tokenizer.json', _with_start(
+                _with_subwords(model).to_str(), begins, tokenizer.name_of(start), start))
+        else:
+            del config['tokenizer_class']  # transformers 5.24 then follows the settings in tokenizer.model
     elif isinstance(tokenizer, TokenizersTokenizer):
         start = int(tokenizer.order[BOS])
         config |= {'split_special_tokens': tokenizer.split_special_tokens} | {
@@ -210,7 +217,7 @@ def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
         original.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r'[\s\S]'), 'isolated')
         original.decoder = library.decoders.Fuse()
     elif isinstance(tokenizer, SubwordTokenizer):
-        original = _with_subwords(tokenizer)
+        original = _with_subwords(with_dummy_prefix(tokenizer.model))
     else:
         assert isinstance(tokenizer, ByteTokenizer)
         vocabulary = dict(zip(SPECIAL, range(4), strict=True)) | {
@@ -222,31 +229,53 @@ def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
     return original.to_str()
 
 
-def _with_subwords(tokenizer: SubwordTokenizer) -> Any:
-    """Returns an object of the library `tokenizers` with the subwords of a SentencePiece model of this project.
+def _is_like_llama(proto: Any) -> bool:
+    """Returns whether a SentencePiece model is BPE with bytes and without a normalization, as that of Llama.
 
-    transformers ignores the normalization in a SentencePiece file, and reads each such file as BPE. Rare differences
-    remain: the library takes the character U+2581 for a space, and it normalizes some sequences of a letter and a
-    combining mark or an invisible joiner differently. With unigram, the library finds all pieces in a text, also the
-    special tokens and the bytes (`</s>`, `<0x41>`).
+    For such a model, `_with_subwords` gives the same subwords as SentencePiece. If several pieces have the same score,
+    SentencePiece joins the first pair in the text, and the library the pair of one of the pieces.
+    """
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    scores = [each.score for each in proto.pieces if each.type == each.NORMAL]
+    return (trainer.model_type == trainer.BPE and trainer.byte_fallback and len({*scores}) == len(scores)
+            and not trainer.treat_whitespace_as_suffix
+            and normalizer.escape_whitespaces and not normalizer.remove_extra_whitespaces
+            and not normalizer.precompiled_charsmap
+            and not any(each.type in (each.USER_DEFINED, each.UNUSED) for each in proto.pieces))
+
+
+def _with_subwords(spm: bytes) -> Any:
+    """Returns an object of the library `tokenizers` with the subwords of a SentencePiece model.
+
+    The model is from this project or like that of Llama (`_is_like_llama`).
+
+    Many versions of transformers ignore the normalization in a SentencePiece file, and read each such file as BPE. For
+    a model of this project, rare differences remain: the library takes the character U+2581 for a space, and it
+    normalizes some sequences of a letter and a combining mark or an invisible joiner differently. With unigram, the
+    library finds all pieces in a text, also the special tokens and the bytes (`</s>`, `<0x41>`). If two segmentations
+    of a text have the same score, as in a run of one character, the library and SentencePiece can choose differently.
     """
     library = tokenizers_library()
-    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)  # pyright: ignore[reportAttributeAccessIssue]
+    proto = sentencepiece_model_pb2.ModelProto.FromString(spm)  # pyright: ignore[reportAttributeAccessIssue]
+    unknown = next(token for token, each in enumerate(proto.pieces) if each.type == each.UNKNOWN)
     if proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM:
-        model = library.models.Unigram([(each.piece, each.score) for each in proto.pieces], UNK, byte_fallback=True)
+        model = library.models.Unigram([(each.piece, each.score) for each in proto.pieces], unknown, byte_fallback=True)
     else:
         vocabulary = {each.piece: token for token, each in enumerate(proto.pieces)}
         scores = {each.piece: each.score for each in proto.pieces if each.type == each.NORMAL}
         # SentencePiece joins the pair with the best result, and the library the pair that comes first.
         merges = [(piece[:end], piece[end:]) for piece in sorted(scores, key=scores.__getitem__, reverse=True)
                   for end in range(1, len(piece)) if piece[:end] in scores and piece[end:] in scores]
-        model = library.models.BPE(vocabulary, merges, unk_token=SPECIAL[UNK], fuse_unk=True, byte_fallback=True)
+        model = library.models.BPE(
+            vocabulary, merges, unk_token=proto.pieces[unknown].piece, fuse_unk=True, byte_fallback=True)
     original, normalizers, decoders = library.Tokenizer(model), library.normalizers, library.decoders
-    rules = proto.normalizer_spec.precompiled_charsmap
-    original.normalizer = normalizers.Sequence([*([normalizers.Precompiled(rules)] if rules else []),
-                                                normalizers.Prepend(SPACE), normalizers.Replace(' ', SPACE)])
-    original.decoder = decoders.Sequence([
-        decoders.Replace(SPACE, ' '), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(' ', 1, 0)])
+    rules, prefix = proto.normalizer_spec.precompiled_charsmap, proto.normalizer_spec.add_dummy_prefix
+    original.normalizer = normalizers.Sequence([
+        *([normalizers.Precompiled(rules)] if rules else []), *([normalizers.Prepend(SPACE)] if prefix else []),
+        normalizers.Replace(' ', SPACE)])
+    original.decoder = decoders.Sequence([decoders.Replace(SPACE, ' '), decoders.ByteFallback(), decoders.Fuse(),
+                                          *([decoders.Strip(' ', 1, 0)] if prefix else [])])
+    original.add_special_tokens([each.piece for each in proto.pieces if each.type in (each.UNKNOWN, each.CONTROL)])
     return original
 
 

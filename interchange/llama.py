@@ -84,7 +84,7 @@ class Qwen2(Llama, kw_only=True):
 
 CONFIGS = {'llama': Llama, 'mistral': Mistral, 'qwen2': Qwen2}
 EMBEDDINGS = ('model.embed_tokens.weight',)
-MOST_CONTEXT = 1_000_000  # the maximum of data.context in configs/options.py. Rotary positions have no limit
+MOST_CONTEXT = 1_000_000  # the maximum of data.context and model.window. Rotary positions have no limit
 COPIES = ('lm_head.weight',)  # if embeddings are tied, the weights may contain these copies of the embedding
 
 
@@ -123,14 +123,15 @@ def refusals(model: ConfigDict) -> list[str]:
     d_k, d_v = head_widths(model)
     if d_k != d_v:
         refused.append(f'model.d_v={d_v}: Llama needs d_v=d_k (d_k={d_k})')
-    if model.d_model % model.num_heads and not model.window:  # Mistral's config accepts such a width
+    # The configs of Mistral and Qwen2 accept such a width.
+    if model.d_model % model.num_heads and not model.window and model.attention_bias != 'qkv':
         refused.append(f'model.d_model={model.d_model}: Llama needs a multiple of num_heads={model.num_heads}')
     if model.window and (model.attention_bias == 'all' or model.feed_forward_bias):
         refused.append(f'model.window={model.window}: only Mistral and Qwen2 have a window. Mistral has no biases, and '
-                       'only imported models are exported as Qwen2')
-    if model.attention_bias == 'qkv' and (model.feed_forward_bias or d_k * model.num_heads != model.d_model):
+                       'only models with an imported tokenizer.json are exported as Qwen2')
+    if model.attention_bias == 'qkv' and model.feed_forward_bias:
         refused.append('model.attention_bias=qkv: only Qwen2 supports this value, and Qwen2 does not support '
-                       'feed_forward_bias and d_k')
+                       'feed_forward_bias')
     return refused
 
 
@@ -141,13 +142,12 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
     """
     order = orders['text']
     kind = 'qwen2' if model.attention_bias == 'qkv' else 'mistral' if model.window else 'llama'
-    head_dim = {'head_dim': head_widths(model)[0]}
     biases = {'attention_bias': model.attention_bias == 'all', 'mlp_bias': model.feed_forward_bias}
     window: dict[str, Any] = {'use_sliding_window': False}
     if model.window:
         window = {'use_sliding_window': True, 'sliding_window': model.window, 'max_window_layers': 0,
                   'layer_types': ['sliding_attention'] * model.num_layers}
-    own = {'mistral': head_dim | {'sliding_window': model.window}, 'qwen2': window, 'llama': head_dim | biases}[kind]
+    own = {'mistral': {'sliding_window': model.window}, 'qwen2': window, 'llama': biases}[kind]
     scaling: dict[str, Any] = {}
     if model.rotary_scaling != 'none':
         scaling = {'rope_type': model.rotary_scaling, 'factor': model.rotary_factor}
@@ -162,7 +162,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
         'pad_token_id': int(order[PAD]) if order[PAD] >= 0 else None, 'bos_token_id': int(order[BOS]),
         'eos_token_id': int(order[EOS]), 'hidden_size': model.d_model, 'intermediate_size': model.d_ff,
         'num_hidden_layers': model.num_layers, 'num_attention_heads': model.num_heads,
-        'num_key_value_heads': model.num_key_value_heads or model.num_heads,
+        'num_key_value_heads': model.num_key_value_heads or model.num_heads, 'head_dim': head_widths(model)[0],
         'hidden_act': THEIRS[model.activation],
         'rms_norm_eps': model.norm_epsilon, 'max_position_embeddings': longest,
         'tie_word_embeddings': model.tie_embeddings, 'attention_dropout': model.attention_dropout, 'dtype': 'float32',
@@ -247,4 +247,4 @@ def _window(config: Llama) -> int:
     if is_qwen and kinds != {'sliding_attention'}:
         # In this project, all layers have the same window.
         raise unsupported('layer_types', sorted(kinds), (['sliding_attention'],))
-    return window
+    return min(window, MOST_CONTEXT)

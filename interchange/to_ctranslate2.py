@@ -49,7 +49,7 @@ def refusals(config: ConfigDict) -> list[str]:
         'model.position=alibi: CTranslate2 supports this bias only in language models, not in an encoder':
             model.position != 'alibi' or model.kind == 'language_model',
         f'model.window={model.window}: CTranslate2 uses a window for generation but not for scoring':
-            not model.window,
+            not model.window or model.kind == 'language_model' and model.window >= config.data.context,
     }
     return [option for option, holds in possible.items() if not holds]
 

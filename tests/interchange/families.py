@@ -65,6 +65,7 @@ FAMILIES = {
     'qwen2': lambda folder: llama_3(folder, 'Qwen2', tie_word_embeddings=True, bos_token_id=None),
     'qwen2 with a window': lambda folder: llama_3(folder, 'Qwen2', use_sliding_window=True, sliding_window=7,
                                                   max_window_layers=0, bos_token_id=None),
+    'qwen2 with narrow heads': lambda folder: llama_3(folder, 'Qwen2', hidden_size=30, head_dim=6),
 }
 
 

@@ -33,7 +33,7 @@ NAMED = {
                            'decoder_start_token_id'},
     # The same; the heads divide arrays whose shapes do not depend on their number.
     'gpt2/config.json': {'activation_function', 'layer_norm_epsilon', 'attn_pdrop', 'n_head', 'bos_token_id',
-                         'eos_token_id'},
+                         'eos_token_id', 'pad_token_id'},
     'llama/config.json': {'hidden_act', 'rms_norm_eps', 'rope_parameters', 'attention_dropout', 'bos_token_id',
                           'eos_token_id', 'pad_token_id', 'max_position_embeddings'},
     'marian/vocab.json': 'the texts of the pieces',

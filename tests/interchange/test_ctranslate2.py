@@ -40,10 +40,12 @@ POSSIBLE = [
 CASES = [*[('transformer', each) for each in [
     *POSSIBLE, {'share_embeddings': 'none'}, {'share_embeddings': 'target', 'num_decoder_layers': 1}]],
          *[('language_model', each) for each in [*POSSIBLE, {'tie_embeddings': False}, {'position': 'alibi'},
-                                                 {'position': 'alibi', 'num_heads': 3, 'd_k': 8, 'd_v': 8}]]]
+                                                 {'position': 'alibi', 'num_heads': 3, 'd_k': 8, 'd_v': 8},
+                                                 {'window': 256}]]]  # data.context is 256
 IMPOSSIBLE = [
-    ('transformer', {'score': 'additive'}), ('transformer', {'position': 'alibi'}), ('language_model', {'d_k': 6}),
-    ('language_model', {'window': 5}), ('language_model', {'position': 'rotary', 'score': 'general'}),
+    ('transformer', {'score': 'additive'}), ('transformer', {'position': 'alibi'}), ('transformer', {'window': 256}),
+    ('language_model', {'d_k': 6}), ('language_model', {'window': 255}),
+    ('language_model', {'position': 'rotary', 'score': 'general'}),
     ('language_model', {'position': 'rotary', 'rotary_scaling': 'llama3', 'rotary_factor': 8.0})]
 
 

@@ -16,7 +16,7 @@ import configs
 import inference
 from inference.options import SearchOptions
 from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer
-from input_pipeline.tokens import BOS, EOS
+from input_pipeline.tokens import BOS, EOS, PAD
 from interchange import export as export_module
 from interchange.export import export
 from interchange.folders import read_models
@@ -81,8 +81,15 @@ def test_the_export_of_an_imported_tokenizer_keeps_its_special_tokens(tmp_path):
         'pad': '<pad>', 'bos': '<s>', 'eos': '</s>', 'unk': '<unk>'}
 
 
+@pytest.mark.parametrize('name', ['gpt2', 'llama'])
+def test_an_export_keeps_the_padding_token(name, tmp_path):
+    write_small(name, tmp_path / 'model')
+    assert read_models([tmp_path / 'model'], 'best').tokenizers['text'].order[PAD] == PAD
+
+
 @pytest.mark.parametrize('changes, window, context', [
-    ({'max_position_embeddings': 1_024_000}, 8, 1_000_000), ({'max_position_embeddings': 8}, 0, 8)])
+    ({'max_position_embeddings': 1_024_000}, 8, 1_000_000), ({'max_position_embeddings': 8}, 8, 8),
+    ({'sliding_window': 1_024_000}, 1_000_000, 24)])
 def test_limits_of_the_context_of_an_imported_model(changes, window, context, tmp_path):
     write_small('mistral', tmp_path / 'model')
     path = tmp_path / 'model' / 'config.json'
@@ -93,8 +100,7 @@ def test_limits_of_the_context_of_an_imported_model(changes, window, context, tm
     for longer_or_shorter in 64, 6:
         recipe.update(task='language_model', eval={'metric': 'loss'},
                       data={'context': longer_or_shorter, 'packing': config.data.packing})
-        expected = 8 if longer_or_shorter == 64 else window
-        assert read_huggingface(tmp_path / 'model', recipe=recipe).config.model.window == expected
+        assert read_huggingface(tmp_path / 'model', recipe=recipe).config.model.window == window
 
 
 @pytest.mark.parametrize('format', ['ctranslate2', 'huggingface'])
@@ -126,6 +132,11 @@ def test_llama_accepts_equal_widths_of_keys_and_values(tmp_path):
     assert jax.tree.all(jax.tree.map(np.array_equal, read_models([tmp_path], 'best').params, trained.params))
     with pytest.raises(UserError, match=r'config.model.d_v=16: Llama needs d_v=d_k \(d_k=8\)'):
         write_huggingface(small_model('llama', tmp_path, d_model=64, d_k=8), tmp_path)
+
+
+def test_a_model_with_a_window_and_biases_is_exported_only_with_an_imported_tokenizer_json(tmp_path):
+    with pytest.raises(UserError, match='only models with an imported tokenizer.json are exported as Qwen2'):
+        write_huggingface(small_model('mistral', tmp_path, attention_bias='qkv'), tmp_path)
 
 
 @pytest.mark.parametrize('scaling', [{}, {'rope_type': 'linear', 'factor': 2.0}, {

@@ -408,9 +408,40 @@ def test_a_written_tokenizer_begins_texts_as_the_run_does(make, begins, tmp_path
     text = 'the </s>man'  # ordinary text for our own tokenizers and SentencePiece; GPT-2 and Llama 3 have no such token
     expected = order[ours.encode(text)].tolist()
     assert found is begins and again.order[again.encode(text)].tolist() == expected
-    (tmp_path / 'config.json').write_text('{"model_type": "llama"}')  # transformers needs it for tokenizer.model
-    kind = transformers.LlamaTokenizer if make is llama else transformers.PreTrainedTokenizerFast
-    assert kind.from_pretrained(tmp_path)(text).input_ids == [begin] * begins + expected
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert theirs(text).input_ids == [begin] * begins + expected
+
+
+@pytest.mark.parametrize('add_prefix_space', [False, True])
+@pytest.mark.parametrize('kind', ['llama', 'mistral'])
+def test_a_written_tokenizer_model_has_the_same_tokens_in_transformers_and_when_it_is_read_again(
+        kind, add_prefix_space, tmp_path):
+    ours, _ = read_llama(tmp_path, kind=kind, add_prefix_space=add_prefix_space)
+    (tmp_path / 'written').mkdir()
+    write_text_tokenizer(ours, tmp_path / 'written', False)
+    (tmp_path / 'written' / 'config.json').write_text(json.dumps({'model_type': kind}))
+    again, _ = read_text_tokenizer(tmp_path / 'written', ForeignConfig(
+        model_type=kind, vocab_size=len(ours) - 1, bos_token_id=1, eos_token_id=2))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / 'written')
+    assert again.order.tolist() == ours.order.tolist()
+    for line in ' the', '  the', '\u2581the', ' ', 'a <s>b</s>', *LINES[::20]:
+        tokens = ours.encode(line)
+        assert again.encode(line) == tokens and theirs(line).input_ids == ours.order[tokens].tolist(), line
+        assert again.decode(tokens) == theirs.decode(ours.order[tokens]) == ours.decode(tokens), line
+
+
+def extended_llama():
+    """Llama's SentencePiece model with two pieces that were added later, both with the score 0."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(originals.llama_model())
+    for piece in 'manthe', 'theman':
+        proto.pieces.add(piece=piece, score=0)
+    return sentencepiece_tokenizer(proto.SerializeToString(), [None, 1, 2, 0], len(proto.pieces))
+
+
+@pytest.mark.parametrize('make', [plain_sentencepiece, controls, extended_llama])
+def test_a_tokenizer_model_with_other_rules_than_that_of_llama_is_written_without_a_tokenizer_json(make, tmp_path):
+    write_text_tokenizer(make(), tmp_path, True)
+    assert {path.name for path in tmp_path.iterdir()} == {'tokenizer.model', 'tokenizer_config.json'}
 
 
 def test_written_files_of_marian_take_the_names_of_special_tokens_as_text(marian, tmp_path):
