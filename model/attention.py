@@ -111,7 +111,7 @@ def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRES
               score: Callable[[Array, Array], Scores] = scaled_dot_scores,
               drop: Drop | None = None,
               at: Place = lambda name, value: value) -> tuple[Pooled, Scores]:
-    """Returns the output and the weights of attention pooling with any score function (docs/mathematics.md, row 1).
+    """Returns the output and the weights of attention pooling with any score function (docs/mathematics.md).
 
     The output for a query q is A(q, D) = sum_s alpha(q, k_s) v_s. D is a database of pairs (key, value), and the
     weights alpha are the softmax of score(q, k_s) over the keys. With one-hot weights, attention is a table look-up. In
