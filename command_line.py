@@ -80,9 +80,9 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
     """Calls `main` with the positional arguments. On a UserError, prints the message and exits with status 2.
 
     If the script has not called `read_command_line`, this function calls it with the same `takes`. If `computes` is
-    true, the memory allocator is configured for XLA (`use_huge_pages`). If `ends_at_once` is true, the process exits
-    directly after `main`, without freeing all objects. This saves 0.35 s of processor time after a translation. In this
-    case, `main` must close its files.
+    true and no help is requested, the memory allocator is configured for XLA (`use_huge_pages`). If `ends_at_once` is
+    true, the process exits directly after `main`, without freeing all objects. This saves 0.35 s of processor time
+    after a translation. In this case, `main` must close its files.
     """
     if computes and not _asked_for_help():
         use_huge_pages()

@@ -60,6 +60,12 @@ class GatedHeads:
         """Returns gates of 1 for all heads. These gates remove no head."""
         return {name: np.ones(count, np.float32) for name, count in self.counts.items()}
 
+    def check_equal_sizes(self) -> None:
+        """Raises UserError if the run is an ensemble whose members have different numbers of heads."""
+        if any(len({self.counts[place] for place in places}) > 1 for places in self.kinds().values()):
+            raise UserError(f'{self.run.workdir}: the runs of this ensemble have different numbers of heads. Use one '
+                            'run')
+
     def kinds(self) -> dict[str, list[str]]:
         """Returns {kind: places}, with a place for each layer. The kinds are 'encoder', 'decoder' and 'cross'."""
         places = {kind: [name for name in self.counts if fnmatch.fnmatch(name, f'*{path.format("*")}/heads')]
@@ -160,8 +166,7 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
     kinds, gates = heads.kinds(), heads.ones()
     if kind not in kinds:
         raise UserError(f'kind={kind!r}: the model has no attention of this kind. Use {", ".join(kinds)}')
-    if len({heads.counts[place] for place in kinds[kind]}) > 1:
-        raise UserError(f'{heads.run.workdir}: the runs of this ensemble have different numbers of heads. Use one run')
+    heads.check_equal_sizes()
 
     def score(gates):
         return translation_score(heads.model(gates), pairs, options, metric, heads.run.config.data.target_lang)
@@ -186,7 +191,7 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
         before the first step is also returned.
 
     Raises:
-      UserError: if there is no such metric.
+      UserError: if there is no such metric, or there are no pairs.
     """
     gates, curve, removed = heads.ones(), [], 0
     for count in np.unique(np.linspace(0, len(order), steps + 1).round().astype(int)).tolist():

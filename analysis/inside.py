@@ -70,6 +70,7 @@ def examples(run: Run, request: AnalysisRequest) -> list[Any]:
 def importance(run: Run, request: AnalysisRequest) -> Result:
     """Returns the importance of each attention head. The importance is measured on the references of a split."""
     heads = GatedHeads(run)
+    heads.check_equal_sizes()  # the picture has a row of heads for each layer
     values = heads.importance(examples(run, request))
     table = '\n'.join(f'{place:48}{head:4}{values[place][head]:12.4g}' for place, head in reversed(ranked(values)))
     by_kind = {kind: np.array([values[place] for place in places]) for kind, places in heads.kinds().items()}

@@ -72,7 +72,7 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
         axis = 'position' if 'position' in listed[node.place] else 'query'
         length = len(text.inputs[argument_of(node.place, axis, list(text.inputs))])
         if node.positions is not None and max(node.positions, default=0) >= length:
-            raise UserError(f'{node.place}: positions={list(node.positions)}: there are only {length} tokens. Use '
+            raise UserError(f'{node.place}: positions={node.positions}: there are only {length} tokens. Use '
                             f'positions from 0 to {length - 1}')
     inputs, targets, weights = text.arrays(2 + 2 * len(sending))
     first, _, _ = clean_text.arrays()

@@ -54,8 +54,8 @@ class System(NamedTuple):
         'module:name', so that no process imports the library of another system.
       arguments: the arguments of this function.
       own_arenas: whether each thread has its own arena of malloc. By default, all threads share one arena
-        (`use_huge_pages`). With one arena, a step of PyTorch's autocast takes twice as long, but a step in float32 is
-        faster.
+        (`runtime.process_setup`). With one arena, a step of PyTorch's autocast takes twice as long, but a step in
+        float32 is faster.
     """
     name: str
     make: str

@@ -14,7 +14,7 @@ from configs.tasks import TASKS
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 
 NO_CONFIG = '--config is missing. Set it to a recipe, for example --config=configs/demo.py'
-WINDOW = {'decode.method', 'decode.extra_length', 'data.context'}  # options of `window_problems`
+WINDOW_OPTIONS = {'decode.method', 'decode.extra_length', 'data.context'}  # the options in `window_problems`
 LONGEST = 200  # maximum number of characters of a value in a message
 
 
@@ -69,7 +69,7 @@ def check_config(config: ConfigDict) -> None:
 def asked_problems(config: ConfigDict, asked: Collection[str]) -> list[str]:
     """Returns messages about values that are a problem only if the user set them. `asked` are these options."""
     problems = warmup_problems(config) if 'optimizer.warmup' in asked else []
-    return problems + (window_problems(config) if WINDOW.intersection(asked) else [])
+    return problems + (window_problems(config) if WINDOW_OPTIONS.intersection(asked) else [])
 
 
 def warmup_problems(config: ConfigDict) -> list[str]:

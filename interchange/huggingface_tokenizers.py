@@ -232,16 +232,16 @@ def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
 def _is_like_llama(proto: Any) -> bool:
     """Returns whether a SentencePiece model is BPE with bytes and without a normalization, as that of Llama.
 
-    For such a model, `_with_subwords` gives the same subwords as SentencePiece. If several pieces have the same score,
-    SentencePiece joins the first pair in the text, and the library the pair of one of the pieces.
+    For such a model, `_with_subwords` gives the same subwords as SentencePiece. The scores must be unique: among pairs
+    with equal scores, SentencePiece joins the first pair in the text, but the library always joins the same pair.
     """
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
-    scores = [each.score for each in proto.pieces if each.type == each.NORMAL]
+    scores = [piece.score for piece in proto.pieces if piece.type == piece.NORMAL]
     return (trainer.model_type == trainer.BPE and trainer.byte_fallback and len({*scores}) == len(scores)
             and not trainer.treat_whitespace_as_suffix
             and normalizer.escape_whitespaces and not normalizer.remove_extra_whitespaces
             and not normalizer.precompiled_charsmap
-            and not any(each.type in (each.USER_DEFINED, each.UNUSED) for each in proto.pieces))
+            and not any(piece.type in (piece.USER_DEFINED, piece.UNUSED) for piece in proto.pieces))
 
 
 def _with_subwords(spm: bytes) -> Any:

@@ -32,11 +32,12 @@ if [[ $run =~ ^('~'[A-Za-z0-9._-]+)(/.*)?$ ]]; then  # ~NAME, the home folder of
   run=$home${BASH_REMATCH[2]}
 fi
 ended=$(dirname "$run")/.$(basename "$run").ended
-# Removes the file of an earlier start: this VM has written it, or it is older than two minutes. Keeps the file of another VM
-# that has failed in this start. Otherwise, train.py would wait for that VM in each of its starts.
-if [[ -e $ended ]]; then
-  read -r _ vm < "$ended"
-  [[ $vm != "$HOSTNAME" && ! $(find "$ended" -mmin +2) ]] || rm -f "$ended"
+# Removes the file if it is from an earlier start: if this VM has written it, or if it is older than two minutes. Keeps the file
+# if another VM has failed in this start. Without the file, this script would start train.py again and again, and train.py would
+# wait for that VM each time.
+vm=''
+if { read -r _ vm < "$ended"; } 2> /dev/null && [[ $vm == "$HOSTNAME" || $(find "$ended" -mmin +2 2> /dev/null) ]]; then
+  rm -f "$ended"
 fi
 
 child='' stopped=''

@@ -58,11 +58,12 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     """Reads initial parameters from the run in config.train.init_from, and logs which parameters are used.
 
     A parameter is used if the other run has a parameter with the same name and shape. Axes that depend on the data may
-    differ in size. If the vocabularies differ, only the rows of the tokens in both vocabularies are used. If the tables
-    of learned positions differ, only the rows of the positions in both tables are used. The position of a patch of an
-    image is its row and column. If the runs have different classes or different predicted values, the output layer (the
-    head) is initialised randomly. The head of a forecaster does not depend on the horizon, so it is initialised
-    randomly only if the channels differ.
+    differ in size. If the other run shares one table of embeddings, and this run has a separate table of the source,
+    both tables begin with the shared table. If the vocabularies differ, only the rows of the tokens in both
+    vocabularies are used. If the tables of learned positions differ, only the rows of the positions in both tables are
+    used. The position of a patch of an image is its row and column. If the runs have different classes or different
+    predicted values, the output layer (the head) is initialised randomly. The head of a forecaster does not depend on
+    the horizon, so it is initialised randomly only if the channels differ.
 
     Args:
       config: the config of the new run.
@@ -87,8 +88,9 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     fresh_head = not data.tokenizers and _outputs_differ(path, parent.task, data, config.task)
     saved: dict[str, Any] = flatten_dict(params, sep='/')
     leaves: dict[str, Any] = flatten_dict(boxed, sep='/')
-    if parent.model.share_embeddings == 'all' and (source := 'source_embedding/embedding') in leaves:
-        saved[source] = saved['target_embedding/embedding']  # the only table of that run is also the table of sources
+    source, target = 'source_embedding/embedding', 'target_embedding/embedding'
+    if source in leaves and source not in saved and target in saved:
+        saved[source] = saved[target]  # the only table of that run is also the table of sources
     initial, partial, random, mismatched = {}, [], [], []
     for name, leaf in leaves.items():
         shape, axes, values = nn.unbox(leaf).shape, getattr(leaf, 'names', ()), saved.pop(name, None)

@@ -1,6 +1,5 @@
 """config.train.matmul_precision=auto, with given rates of products."""
 
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from flax.traverse_util import flatten_dict
 import inference
 from benchmarks.modes import ADAM, CROSS_ENTROPY, Mode, ragged_batch
 from configs import base, fine_tune
+from input_pipeline.data import PairData
 from model.adapters import ADAPTERS, merged, without_adapters
 from model.blocks import BlockConfig
 from model.transformer import Transformer
@@ -254,14 +256,15 @@ def test_an_adapted_run_resumes_bit_for_bit_and_is_read_without_its_parent(run, 
 
 
 @pytest.mark.slow
-def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(run, data, cache, tmp_path):
+@pytest.mark.parametrize('sharing', ['all', 'target'])
+def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(sharing, run, data, cache, tmp_path):
     folder = tmp_path / 'data'
     shutil.copytree(data, folder)
     for path in folder.iterdir():
         path.write_text(path.read_text().replace('o', 'u'))
     arguments = tuned(tmp_path / 'new', run, folder, cache, train__init_vocabulary=False, train__steps=1,
                       optimizer__warmup=1, optimizer__schedule='inverse_sqrt', optimizer__peak=1e-12,
-                      model__share_embeddings='target')
+                      model__share_embeddings=sharing)
     done = script(*arguments)
     assert done.returncode == 0 and b'initialised only in the rows that both runs have: ' in done.stderr, (
         done.stderr.decode())
@@ -274,8 +277,8 @@ def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(run, dat
             if piece in vocabularies[0]]
     assert 260 <= len(both) < len(vocabularies[1])
     for there, here in both:
-        np.testing.assert_allclose(found[name][here], theirs[name][there], atol=1e-9)
-        np.testing.assert_allclose(found['source_embedding/embedding'][here], theirs[name][there], atol=1e-9)
+        for table in (name,) if sharing == 'all' else (name, 'source_embedding/embedding'):
+            np.testing.assert_allclose(found[table][here], theirs[name][there], atol=1e-9)
     fresh = [place for place, piece in enumerate(vocabularies[1]) if piece not in vocabularies[0]]
     assert np.abs(found[name][fresh]).min() > 0
     np.testing.assert_allclose(found['encoder/layers_0/self_attention/query/kernel'],
@@ -323,6 +326,23 @@ def test_learned_positions_are_taken_as_far_as_they_go():
         found = initial._by_name(values, 0, old, new)
         assert found.rows[:, 0].tolist() == [row < 4 for row in range(length)]
         np.testing.assert_array_equal(found.values[:4], values[:length])
+
+
+@pytest.mark.parametrize('name', ['target_embedding', 'embedding'])
+def test_a_shared_table_is_also_the_table_of_sources_unless_the_other_run_is_a_language_model(name, monkeypatch):
+    saved = {name: {'embedding': np.ones((5, 2))}, 'encoder': {'scale': np.ones(2)}}
+    opened = types.SimpleNamespace(parameters=lambda choice: (saved, [1]))
+    for function, result in (('read_config', base.get_config()), ('Checkpoints', opened), ('read_sizes', {}),
+                             ('load_tokenizers', {})):
+        monkeypatch.setattr(initial, function, lambda *_, result=result, **__: result)
+    config, data = base.get_config(), object.__new__(PairData)
+    data.sizes, data.tokenizers = {}, {'source': None, 'target': None}
+    config.train.init_from = 'run'
+    table = {'embedding': np.zeros((5, 2))}
+    boxed = {'source_embedding': table, 'target_embedding': table, 'encoder': {'scale': np.zeros(2)}}
+    expected = {'target_embedding': {'source_embedding/embedding', 'target_embedding/embedding', 'encoder/scale'},
+                'embedding': {'encoder/scale'}}
+    assert initial.read_initial(config, data, boxed).keys() == expected[name]
 
 
 def test_options_become_patterns():
