@@ -66,11 +66,15 @@ def report(dump: Path) -> None:
             setattr(cost, field.name, getattr(cost, field.name) / steps)
     ops = {IDLE: Op(IDLE[1], IDLE[1], '', '', 0)}
     for program in {program for program, _ in costs if program}:
-        text = max(dump.glob(f'*.{program}.*after_optimizations.txt'))  # the last program of this name
-        if HLO.value:
-            expanded(HLO.value).mkdir(parents=True, exist_ok=True)
-            shutil.copy(text, expanded(HLO.value))
-        ops |= {(program, name): op for name, op in ops_of(text.read_text(), workload.vocab_size).items()}
+        for text in sorted(dump.glob(f'*.{program}.*after_optimizations.txt')):
+            if HLO.value:
+                expanded(HLO.value).mkdir(parents=True, exist_ok=True)
+                shutil.copy(text, expanded(HLO.value))
+            for name, op in ops_of(text.read_text(), workload.vocab_size).items():
+                earlier = ops.setdefault((program, name), op)
+                # The trace has only the names of programs, and a search has a program for each size of its cache.
+                if (earlier.shape, earlier.flops) != (op.shape, op.flops):
+                    ops[program, name] = dataclasses.replace(op, shape='several shapes', flops=0)
     what = f'{WHAT.value}, {WORKLOAD.value}, {DTYPE.value}, precision {used_precision()}'
     print(f'{what}: {1e3 * seconds / steps:.2f} ms per step, not profiled')
     print_table(costs, ops, by=(lambda op: (op.kind, op.place, op.shape, op.name)) if EACH.value else

@@ -210,9 +210,13 @@ class SearchModel(TextModel):
 
     def automaton(self, options: SearchOptions) -> Automaton | None:
         """Returns the automaton that excludes the words to avoid, or None if there are no words to avoid."""
-        if options.avoid and options.avoid not in self._automata:
-            self._automata = {options.avoid: Automaton(options.avoid, self.tokenizers['target'], self.multiline)}
-        return self._automata.get(options.avoid)
+        if not options.avoid:
+            return None
+        automaton = self._automata.get(options.avoid)
+        if automaton is None:
+            automaton = Automaton(options.avoid, self.tokenizers['target'], self.multiline)
+            self._automata = {options.avoid: automaton}  # another thread may replace it before this method returns
+        return automaton
 
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None,

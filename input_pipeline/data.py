@@ -138,6 +138,7 @@ class PairData:
             tokenizers_for, self._corpus, config, asked)
         self.sizes = {f'{side}_vocab_size': len(tokenizer) for side, tokenizer in self.tokenizers.items()
                       } | _absent(self.tokenizers['target'])
+        self._pairs: dict[str, list[Pair]] = {}  # {split: pairs}, without 'train', which may be large
 
     def pairs(self, split: str) -> list[Pair]:
         """Returns the sentence pairs of a split as text.
@@ -145,9 +146,13 @@ class PairData:
         Raises:
           UserError: if the split has no text.
         """
+        if split in self._pairs:
+            return self._pairs[split]
         pairs = list(self._corpus.pairs(split))
         if not any(source.strip() and target.strip() for source, target in pairs):
             raise no_text(split, self._corpus)
+        if split != 'train':  # every evaluation needs the pairs; to find held-out pairs, all training files are read
+            self._pairs[split] = pairs
         return pairs
 
     def plan(self, split: str) -> BatchPlan | ResegmentedPlan:
@@ -215,10 +220,13 @@ class DocumentData:
         self.tokenizers = load_tokenizers(kept) if kept else learned_tokenizers(
             document_tokenizers, self._documents, config, asked)
         self.sizes = {'vocab_size': len(self.tokenizers['text'])} | _absent(self.tokenizers['text'])
+        self._stores: dict[str, TokenStore] = {}
 
     def store(self, split: str) -> TokenStore:
         """Returns the token store of a split. Builds the store first if it is not cached."""
-        return open_document_store(self._documents, split, self.tokenizers, self._cache)
+        if split not in self._stores:  # every evaluation needs the store; to open it, all files of the split are read
+            self._stores[split] = open_document_store(self._documents, split, self.tokenizers, self._cache)
+        return self._stores[split]
 
     def documents(self, split: str) -> Iterator[str]:
         """Yields the documents of a split as text, without empty documents."""

@@ -36,9 +36,9 @@ class Resegmented(TokenStore):
         """
         self._store, self._tokens, self._offsets, self._kept = store, {}, {}, {}
         for number, (side, dropout) in enumerate(dropouts.items(), 1):
-            parts = []
+            parts, lengths = [], store.lengths(side)  # outside of the loop, because each call reads all offsets
             for begin in range(0, len(store), TOGETHER):
-                counts = store.lengths(side)[begin:begin + TOGETHER]
+                counts = lengths[begin:begin + TOGETHER]
                 rng = np.random.default_rng([seed, epoch, number, begin])  # [seed, epoch] is for the order of batches
                 parts.append(dropout.segment(store.tokens_of(side, begin, begin + len(counts)), counts, rng))
             tokens, counts = (np.concatenate(part) for part in zip(*parts, strict=True))

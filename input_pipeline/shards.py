@@ -66,6 +66,10 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
         with cache_errors(folder):
             shards.mkdir(parents=True, exist_ok=True)
         parts = _tokenise(shards, rows, write)
+        # A process that joins the shards builds `folder` before it removes the shards.
+        if not shards.is_dir() and not folder.is_dir():
+            raise UserError(f'{shards} was removed while this process tokenised the text, because another process '
+                            'found an error. The log of that process has the message')
         with _alone(shards / 'join'):
             if not folder.is_dir() and remove_damaged(parts):  # an interrupted build may leave damaged shards
                 _tokenise(shards, rows, write)

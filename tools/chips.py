@@ -170,7 +170,8 @@ def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: di
             seconds += collective.bytes / (chip.link / 2)
             continue
         # A group of 2^k devices spans at most k axes of the torus.
-        axes_spanned = min(chip.axes, max(1, within.bit_length() - 1)) if chip.axes else 1
+        axes = sum(size > 1 for size in topology.shape) if chip.axes else 1
+        axes_spanned = max(1, min(axes, within.bit_length() - 1))
         within_time = collective.bytes * (within - 1) / within / (chip.link * axes_spanned)
         between_time = collective.bytes / within * (groups - 1) / groups / chip.network
         seconds += ways * (within_time + between_time)

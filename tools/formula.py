@@ -21,10 +21,11 @@ from tools.ahead import Figures, Recipe, vocabulary_size
 from tools.chips import Bounds, Topology, link_seconds
 from tools.program import Collective
 from training.mesh import RULES
+from training.tuning import TRAINED, Tuning
 
 KINDS = 'transformer', 'language_model'  # the values of model.kind that the formula describes
-# Bytes of traffic per stored parameter: the parameter and two moments are read and written, and the gradient is read
-# for the update and for the gradient norm.
+# Bytes of traffic per stored parameter that is trained: the parameter and two moments are read and written, and the
+# gradient is read for the update and for the gradient norm.
 MOMENTS = 30
 # Bytes of traffic per used parameter: the cast, the forward and backward read, and the gradient written and read.
 WEIGHTS = 10
@@ -57,7 +58,9 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     if model.kind not in KINDS:
         raise UserError(f'config.model.kind={model.kind}: the formula supports only {" and ".join(KINDS)}. Compile a '
                         'plan for TPUs, such as --topology=v5e:4x4 without --formula and --search')
-    used, held = (_count(recipe.boxed.params, mesh, axes) for axes in (('tensor',), ('fsdp', 'tensor')))
+    used = _count(recipe.boxed.params, mesh, ('tensor',))
+    trained = _trained(recipe.boxed.params, recipe.parts['tuning'])
+    learned, updated = (_count(trained, mesh, axes) for axes in (('tensor',), ('fsdp', 'tensor')))
     state = _count(recipe.boxed, mesh, ('fsdp', 'tensor'))
     tensor, shares = mesh['tensor'], mesh['data'] * mesh['fsdp']
     passes = 2 if config.train.r_drop or config.train.simcut else 1
@@ -73,7 +76,7 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     table = vocabulary * width / tensor
     size = jnp.dtype(model.dtype).itemsize  # of an activation, in bytes
     per_layer = size * tokens * (STREAM * width + INNER * inner + 3 * scores)
-    traffic = (MOMENTS * held + config.train.accumulate * (
+    traffic = (MOMENTS * updated + config.train.accumulate * (
         WEIGHTS * used + 2 * size * tokens * vocabulary / tensor + layers * per_layer))
     per_block = KEPT_STREAM * width + KEPT_INNER * inner + 4 * scores
     if not model.remat:
@@ -86,14 +89,21 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     cast = size * used if size < 4 else 0
     temporaries = kept + cast + logits + 4 * tokens / count * vocabulary / tensor
     return Figures(recipe.flops / devices, traffic, 0.0, 4 * state, temporaries, 4 * state + temporaries,
-                   tuple(_collectives(mesh, used, table, layers * tokens * width * config.train.accumulate, size)))
+                   tuple(_collectives(mesh, used, learned, min(table, learned),
+                                      layers * tokens * width * config.train.accumulate, size)))
 
 
-def _collectives(mesh: Mapping[str, int], used: float, table: float, activations: float,
+def _trained(params: PyTree, tuning: Tuning) -> PyTree:
+    """Returns a copy of the shapes of parameters, in which frozen parameters have the size 0."""
+    return jax.tree.map(lambda leaf, label: leaf if label == TRAINED else jax.ShapeDtypeStruct((0,), leaf.dtype),
+                        params, tuning.labels(params))
+
+
+def _collectives(mesh: Mapping[str, int], used: float, learned: float, table: float, activations: float,
                  size: int) -> Iterator[Collective]:
     rows = '+'.join(axis for axis in ('data', 'fsdp') if mesh[axis] > 1)
     if rows:  # gradients, in the dtype of the activations, and in float32 for the table of the embeddings
-        yield Collective('all-reduce', rows, mesh['data'] * mesh['fsdp'], size * (used - table) + 8 * table, 1)
+        yield Collective('all-reduce', rows, mesh['data'] * mesh['fsdp'], size * (learned - table) + 8 * table, 1)
     if mesh['fsdp'] > 1:  # parameters
         yield Collective('all-gather', 'fsdp', mesh['fsdp'], 4 * used, 1)
     if mesh['tensor'] > 1:  # after each attention and feed-forward sublayer, forward and backward
@@ -136,7 +146,9 @@ def _count(boxed: PyTree, mesh: Mapping[str, int], axes: tuple[str, ...]) -> flo
     """Returns the number of array elements per device, if the pytree is sharded over the given `axes` of the mesh."""
     rules, total = dict(RULES), 0.0
     for leaf in jax.tree.leaves(boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata)):
-        shape, names = nn.unbox(leaf).shape, getattr(leaf, 'names', ())
+        if not (arrays := jax.tree.leaves(nn.unbox(leaf))):  # a box of the optimizer's state, of a frozen parameter
+            continue
+        shape, names = arrays[0].shape, getattr(leaf, 'names', ())
         share = 1
         for size, name in zip(shape, names, strict=False):
             along = rules.get(name)

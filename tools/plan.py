@@ -25,8 +25,8 @@ with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 TOPOLOGY = flags.DEFINE_string('topology', None, 'The devices: v4:2x2x1, v5e:4x4, v5p:2x2x2, v6e:4x4, a100:8, h100:16.')
 SLICES = flags.DEFINE_integer('slices', 1, 'The number of slices of this topology. Slices are data-parallel.')
-LENGTH = flags.DEFINE_integer('length', None, 'Tokens of an assumed sentence, including padding; by default 64, or '
-                              'config.data.context for a language model.')
+LENGTH = flags.DEFINE_integer('length', None, 'Tokens of an assumed sentence, including padding; by default 64 (at '
+                              'most config.data.max_length), or config.data.context for a language model.')
 SEARCH = flags.DEFINE_bool('search', False, 'Search meshes, remat, batch sizes and train.accumulate, and print the '
                            'best plan that fits.')
 COMPILE = flags.DEFINE_integer('compile', 1, 'With --search, the number of best candidates to compile; 0 means none.')

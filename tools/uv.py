@@ -25,9 +25,10 @@ def read_settings(listing: str) -> dict[str, str]:
     """Parses the output of `pip config list`, lines of the form section.option='value'. Returns {option: value}.
 
     Environment variables (:env:) override the section `install`. The section `install` overrides the section `global`.
+    Sections of other commands of pip are ignored.
     """
-    lines = [line.partition('=') for line in listing.splitlines() if '=' in line]
-    lines.sort(key=lambda line: [line[0].startswith(section) for section in (':env:', 'install.')])
+    lines = [line.partition('=') for section in ('global.', 'install.', ':env:') for line in listing.splitlines()
+             if line.startswith(section)]
     return {name.rpartition('.')[2]: str(ast.literal_eval(value)) for name, _, value in lines}
 
 

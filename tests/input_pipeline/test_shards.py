@@ -246,3 +246,13 @@ def test_if_all_workers_are_killed_it_says_so(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shards.subprocess, 'Popen', Killed)
     with pytest.raises(UserError, match='were killed, perhaps because there is too little memory'):
         build_together(tmp_path / 'store', *parts(folder))
+
+
+def test_shards_that_another_process_removed_after_an_error_are_an_error(folder, tmp_path, monkeypatch):
+    def removed(place, *_):
+        place.rmdir()
+        return []
+
+    monkeypatch.setattr(shards, '_tokenise', removed)
+    with pytest.raises(UserError, match='because another process found an error'):
+        build_together(tmp_path / 'store', *parts(folder))

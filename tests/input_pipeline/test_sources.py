@@ -8,12 +8,16 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
 from configs import base
+from input_pipeline import data as data_module
+from input_pipeline.data import DocumentData, PairData
 from input_pipeline.sources import BuiltinCorpus, TextCorpus, open_corpus
 from input_pipeline.splits import asked_splits, sets_to_test
+from input_pipeline.token_store import TokenStore
 from runtime.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -344,3 +348,18 @@ def test_tfds_is_read_without_tensorflow(prepared):
               'print(len(list(corpus.pairs("train"))), "tensorflow" in sys.modules, "jax" in sys.modules)')
     done = subprocess.run([sys.executable, '-c', script], cwd=ROOT, check=True, capture_output=True, text=True)
     assert re.fullmatch('10 False False', done.stdout.strip())
+
+
+def test_a_split_for_evaluations_is_read_once_and_training_pairs_are_not_kept(monkeypatch):
+    read, stores = [], []
+    pairs = object.__new__(PairData)
+    pairs._pairs, pairs._corpus = {}, types.SimpleNamespace(pairs=lambda split: read.append(split) or [('a', 'b')])
+    assert [pairs.pairs(split) for split in ('validation', 'train', 'validation', 'train')] == 4 * [[('a', 'b')]]
+    assert read == ['validation', 'train', 'train']
+    documents = object.__new__(DocumentData)
+    documents._stores, documents._documents, documents._cache, documents.tokenizers = {}, None, None, {}
+    monkeypatch.setattr(data_module, 'open_document_store',
+                        lambda _, split, *__: stores.append(split) or object.__new__(TokenStore))
+    for split in ('validation', 'test', 'validation'):
+        documents.store(split)
+    assert stores == ['validation', 'test']

@@ -36,6 +36,7 @@ def test_an_all_reduce_of_a_ring():
     assert link_seconds([one], topology, mesh) == pytest.approx(2 * 0.75 * 1.8e9 / 1.8e11)
     gather = Collective('all-gather', 'data', 2, 1.8e9, 1)
     assert link_seconds([gather], topology, mesh | {'data': 2}) == pytest.approx(0.5 * 1.8e9 / 9e10)
+    assert link_seconds([one], parse_topology('v5e:1x4'), mesh) == pytest.approx(2 * 0.75 * 1.8e9 / 9e10)
 
 
 def test_between_slices_the_network_counts():

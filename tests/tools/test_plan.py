@@ -209,6 +209,14 @@ def test_a_step_of_beam_search_has_the_default_precision(monkeypatch):
     assert plan.to_dict()['decode']['seconds'] == pytest.approx(1)
 
 
+def test_frozen_parameters_have_no_gradients_and_no_moments(monkeypatch):
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    whole, adapted = (estimate(Recipe(small(train__lora_rank=rank)), {'data': 4, 'fsdp': 1, 'tensor': 1})
+                      for rank in (0, 1))
+    assert adapted.collectives[0].bytes < 0.1 * whole.collectives[0].bytes
+    assert adapted.traffic < whole.traffic and adapted.arguments < whole.arguments / 2
+
+
 def test_the_layers_of_the_decoder_count(monkeypatch):
     monkeypatch.setattr(Recipe, 'flops', 1)
 

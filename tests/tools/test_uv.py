@@ -21,7 +21,7 @@ install.find-links='/wheels /more wheels'
 def test_a_variable_of_pip_overrides_its_files():
     assert read_settings(LISTING)['index-url'] == 'https://of.variable/simple'
     assert read_settings("global.cert='g'\ninstall.cert='i'\n:env:.cert='e'") == {'cert': 'e'}
-    assert read_settings('install.cert=\'a\'\nglobal.cert=\'b\'\n') == {'cert': 'a'}
+    assert read_settings('install.cert=\'a\'\nglobal.cert=\'b\'\nwheel.cert=\'c\'\n') == {'cert': 'a'}
 
 
 def test_indexes_of_pip_become_indexes_of_uv():
