@@ -195,7 +195,8 @@ class Checkpoints:
         """Returns the steps that a checkpoint choice refers to, in ascending order.
 
         `choice` is 'latest', 'best', a step, 'average:K' (the last K checkpoints) or 'best:K' (the best K checkpoints).
-        K is at most `keep_last`, because older checkpoints are kept only if they are the best.
+        For 'average:K', K is at most `keep_last`, because older checkpoints are kept only if they are the best. For
+        'best:K', at least the best `keep_best` checkpoints are kept.
 
         Raises:
           UserError: if the checkpoint does not exist, or training has not kept all K checkpoints.

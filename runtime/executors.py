@@ -61,7 +61,11 @@ class Job:
         return self.log.with_suffix('.failed')
 
     def __call__(self, environment: dict[str, str] | None = None) -> int:
-        """Runs the commands until one fails. Returns 0, the exit status of the failed command, or FULL."""
+        """Runs the commands until one fails, and returns an exit status.
+
+        Returns 0 if all commands succeed, FULL if a command or the writing of the log fails because the disk is full,
+        and INTERRUPTED if `stop` was called before a command. Otherwise, returns the exit status of the failed command.
+        """
         try:
             return self._run_commands(environment)
         except OSError as error:  # from writing the log or the reason of a failure

@@ -289,7 +289,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
                 log.info('stopped at step %d: validation_%s has not improved for %d evaluations',
                          step, config.eval.metric, config.eval.patience)
                 break
-    log.info('compilations of the train step: %d; compile time in total %.1f s; peak memory %.2f GB', len(shapes),
+    log.info('compilations of the train step: %d; compile time in total %.1f s; peak memory %.2f GiB', len(shapes),
              compile_time.seconds, peak_resident() / 2 ** 30)
 
 

@@ -112,7 +112,7 @@ def test_another_fault_is_not_called_little_memory():
 
 def test_a_state_larger_than_the_machine_is_refused():
     shape = jax.ShapeDtypeStruct((2 ** 30, 2 ** 20), jnp.float32)
-    with pytest.raises(UserError, match=r'take 4,194,304 GB, .*Lower config\.model\.d_model'):
+    with pytest.raises(UserError, match=r'take 4,194,304 GiB, .*Lower config\.model\.d_model'):
         check_memory({'kernel': shape}, jax.local_devices())
     check_memory({'kernel': jax.ShapeDtypeStruct((8, 8), jnp.float32)}, jax.local_devices())
 
