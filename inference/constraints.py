@@ -336,9 +336,9 @@ class Automaton:
 
 
 def _check_tokenizer(phrases: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Checks that the texts of the tokens, joined, are the decoded text. In WordPiece, for example, they lack spaces.
+    """Checks that the joined texts of the tokens equal the decoded text. In WordPiece, the joined texts lack spaces.
 
-    The phrases, each of them twice, are the example text.
+    The example text contains each phrase twice.
 
     Raises:
       UserError: if the two texts differ in more than the white space at both ends.

@@ -27,7 +27,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL: exit status of train.py after it has saved and 
 FULL = os.EX_IOERR  # `Job` returns this status if a command failed because the disk is full
 STOPPED = {INTERRUPTED, *(status for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                           for status in (-number, 128 + number))}
-LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason of a failure
+LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason for a failure
 SMALLEST_SPACE = 2 ** 16  # bytes: a disk with less free space is full
 TIME_LIMITS = 10_000  # how often submitit queues a job again after a time limit; submitit's default is 3
 
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def failure(self) -> Path:
-        """The path of the file with the reason of a failure. The job writes this file if a command fails."""
+        """The path of the file with the reason for a failure. The job writes this file if a command fails."""
         return self.log.with_suffix('.failed')
 
     def __call__(self, environment: dict[str, str] | None = None) -> int:
@@ -68,7 +68,7 @@ class Job:
         """
         try:
             return self._run_commands(environment)
-        except OSError as error:  # from writing the log or the reason of a failure
+        except OSError as error:  # from writing the log or the reason for a failure
             if error.errno in FULL_DISK:
                 return FULL
             raise

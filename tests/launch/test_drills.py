@@ -71,7 +71,7 @@ def reason(said):
     return found[1]
 
 
-def goes_on(count, workdir, data, cache, folder, expected):
+def restart(count, workdir, data, cache, folder, expected):
     """Starts the same command again; returns what it said of its start. It ends as one without a fault, to the bit."""
     with Job(count, arguments(workdir, data, cache), folder) as again:
         again.wait(range(count), 900)
@@ -93,7 +93,7 @@ def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data,
             assert job.processes[number].returncode == STOPPED
             assert 'Run the same command again' in reason(job.said(number))
         told = reason(job.said(others[0]))
-    resumed = goes_on(count, workdir, data, cache, tmp_path / 'again', whole(count))
+    resumed = restart(count, workdir, data, cache, tmp_path / 'again', whole(count))
     print(f'DRILL {count} processes, {fault.name} to process {victim} -> '
           f'{told} -> {seconds:.1f} s -> {resumed}', flush=True)
 
@@ -193,7 +193,7 @@ def test_a_network_that_is_cut(data, cache, whole, tmp_path):
         seconds = job.wait([0, 1], LATE)
         told = [reason(job.said(number)) for number in (0, 1)]
         assert [process.returncode for process in job.processes] == [STOPPED] * 2
-    resumed = goes_on(2, workdir, data, cache, tmp_path / 'again', whole(2))
+    resumed = restart(2, workdir, data, cache, tmp_path / 'again', whole(2))
     print(f'DRILL 2 processes, the network between them cut -> '
           f'{told[0]} / {told[1]} -> {seconds:.1f} s -> {resumed}', flush=True)
 
