@@ -42,7 +42,7 @@ def outcome(workdir):
 
 @pytest.fixture(scope='module')
 def whole(data, cache, tmp_path_factory):
-    """What a run without a fault comes to, by the number of its processes."""
+    """Returns a function: number of processes -> outcome of a run without a fault."""
     known = {}
 
     def find(count):
@@ -72,7 +72,7 @@ def reason(said):
 
 
 def restart(count, workdir, data, cache, folder, expected):
-    """Starts the same command again; returns what it said of its start. It ends as one without a fault, to the bit."""
+    """Starts the same command again, and returns its log line about the start. The outcome must be bit-identical."""
     with Job(count, arguments(workdir, data, cache), folder) as again:
         again.wait(range(count), 900)
         assert [process.returncode for process in again.processes] == [0] * count, again.said(0)
@@ -184,7 +184,7 @@ def namespaces():
 
 @pytest.mark.skipif(not namespaces(), reason='no network namespaces here')
 def test_a_network_that_is_cut(data, cache, whole, tmp_path):
-    """No packet arrives any more, and nobody says so: no connection is closed."""
+    """No packet arrives any more, but no connection is closed."""
     workdir = tmp_path / 'run'
     with Network() as network, Job(2, arguments(workdir, data, cache), tmp_path / 'logs', network.inside,
                                    '10.77.0.1') as job:

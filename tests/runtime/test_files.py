@@ -94,13 +94,13 @@ def test_a_fault_of_the_user_s_file_has_its_line(tmp_path, code, message):
     assert str(error.value).startswith(f'{path}:{message}')
 
 
-def test_a_fault_of_other_code_is_left_alone():
+def test_an_error_of_other_code_is_raised_unchanged():
     with pytest.raises(ZeroDivisionError), faults_in('recipe.py', only=True):
         raise ZeroDivisionError
 
 
 @pytest.mark.parametrize('error', [MemoryError('cannot allocate 9 GB'), RuntimeError('RESOURCE_EXHAUSTED: 9 GB\nat x')])
-def test_little_memory_is_said_with_the_sizes_to_lower(error):
+def test_little_memory_is_reported_with_the_sizes_to_lower(error):
     with pytest.raises(UserError, match='not enough memory .*9 GB.*batch.tokens.*--beam'), little_memory_explained():
         raise error
 
