@@ -48,7 +48,11 @@ class Head:
 
 
 def align(model: Translator, output: Output, head: Head) -> Links:
-    """Returns the links between the words of a source and the words of its best translation."""
+    """Returns the links between the words of a source and the words of its best translation.
+
+    Raises:
+      UserError: if the model has no attention from the target to the source.
+    """
     return _links(model, output, _cross(model, output), head) if output.source_tokens else []
 
 

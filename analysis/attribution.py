@@ -55,7 +55,11 @@ class Attribution:
 
     @property
     def gap(self) -> Float[np.ndarray, ' target']:
-        """The sum of the contributions minus (outputs - baseline): the numerical error of integrated gradients."""
+        """The sum of the contributions minus (outputs - baseline): the numerical error of integrated gradients.
+
+        Raises:
+          UserError: if the method is not 'integrated', because other methods have no baseline.
+        """
         if self.outputs is None or self.baseline is None:
             raise UserError(f"method={self.method!r} has no baseline. Use method='integrated'")
         return self.values.sum(axis=0) - (self.outputs - self.baseline)
@@ -284,6 +288,9 @@ class Weights:
       encoder: the weights of each layer of the encoder, [source, source]; [] for a language model.
       decoder: pairs (is_cross, weights), in the order of the sublayers. is_cross is True for cross-attention, and False
         for self-attention.
+
+    Raises:
+      UserError: if the run is an ensemble, or the model has no attention.
     """
 
     def __init__(self, run: Run, output: Any, text: Text):

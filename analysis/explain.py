@@ -78,7 +78,7 @@ class Explanation:
       picture: a PNG of an image or a series.
       grid: the numbers of rows and columns of patches in the picture. The last tokens are the patches.
       hidden: the indices of the tokens that are hidden from the model: patches of padding and of missing values. They
-        are no queries.
+        are not queries.
     """
     number: int
     texts: list[tuple[str, str]]
@@ -166,7 +166,8 @@ class Page:
     """A collection of compressed explanations, which is written as one HTML file.
 
     Raises:
-      UserError: if the file cannot be written. This is checked before any explanation is computed.
+      UserError: if `most`, the maximum number of explanations, is below 1, or the file cannot be written. This is
+        checked before any explanation is computed.
     """
 
     def __init__(self, path: str | Path, about: str, most: int):

@@ -82,6 +82,9 @@ def pruning(run: Run, request: AnalysisRequest) -> Result:
     """Returns BLEU while more and more heads are removed, in the order of their importance and in random orders.
 
     The importance is computed on the first half of the examples, and BLEU on the second half, with greedy search.
+
+    Raises:
+      UserError: if there are fewer than two examples, the run is not a translation run, or the model has no attention.
     """
     pairs = examples(run, request)
     if len(pairs) < 2:

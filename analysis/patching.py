@@ -103,7 +103,11 @@ def attribution_map(run: Run, clean: str, corrupt: str, target: str,
 
 
 def estimate_error(estimated: Effects, measured: Effects) -> EstimateError:
-    """Returns the error of `estimated`, a result of `attribution_map`. `measured` is the result of `patching_map`."""
+    """Returns the error of `estimated`, a result of `attribution_map`. `measured` is the result of `patching_map`.
+
+    Raises:
+      UserError: if the two results have different shapes.
+    """
     if estimated.log_probs.shape != measured.log_probs.shape:
         raise UserError(f'the two maps have {estimated.log_probs.shape} and {measured.log_probs.shape} patches. Use '
                         'the same sentences and places for both maps')

@@ -95,7 +95,7 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
                   weights: Mapping[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> 'Figure':
     """Draws the attention that `look` chooses, with `attention_figure` for text or `example_figure` for an example.
 
-    Patches of series that are hidden from the model are no queries.
+    Patches of series that are hidden from the model are not queries.
 
     `weights` is the result of `model.attention` for the answer. By default, this function computes it.
     """

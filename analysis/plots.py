@@ -167,7 +167,7 @@ def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
         # Evaluation during training leaves out pairs that are too long for training.
         return 'validation' if is_used('data.max_length', run.config) else 'all of validation'
 
-    return f'{_named(metric)} in training: ' + _said(map(how, runs), map(part, runs))
+    return f'{_named(metric)} in training: ' + _measured(map(how, runs), map(part, runs))
 
 
 def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
@@ -177,7 +177,7 @@ def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
         method, beam = (search.get(name, run.config[f'decode.{name}']) for name in ('method', 'beam'))
         return _how(run, metric, method, beam, 'no label smoothing')
 
-    return f'{_named(metric)} of decode.py: ' + _said(map(how, runs), [f'all of {split}'])
+    return f'{_named(metric)} of decode.py: ' + _measured(map(how, runs), [f'all of {split}'])
 
 
 def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) -> str:
@@ -189,7 +189,7 @@ def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) ->
     return 'teacher forcing' if is_used('eval.method', run.config) else ''  # in contrast to metrics of search outputs
 
 
-def _said(how: Iterable[str], part: Iterable[str]) -> str:
+def _measured(how: Iterable[str], part: Iterable[str]) -> str:
     """Describes how several runs measured a metric. `how` are the methods, and `part` are the parts of the data."""
     hows, parts = dict.fromkeys(how), dict.fromkeys(part)
     return ', '.join(filter(None, ['measured differently per run' if len(hows) > 1 else min(hows),

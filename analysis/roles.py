@@ -66,7 +66,11 @@ class Roles:
     distance: Float[np.ndarray, ' row']
 
     def ranked(self, by: str) -> list[tuple[str, int, float]]:
-        """Returns (place, head, value), highest first. `by` is a role, 'entropy' or 'distance'."""
+        """Returns (place, head, value), highest first. `by` is a role, 'entropy' or 'distance'.
+
+        Raises:
+          UserError: if `by` is none of these names.
+        """
         columns = {role: self.shares[:, index] for index, role in enumerate(ROLES)} | {
             'entropy': self.entropy, 'distance': self.distance}
         if by not in columns:

@@ -5,7 +5,7 @@
 Trains a tiny vision Transformer with train.py on CPU devices, and prints a Markdown table with 12 rows, 8 columns and
 96 cells. A row is a mode of the mesh, a number of processes and a number of devices per process. A column is a fault. A
 cell is `ok`, `refused` or `FAILED`. `refused` means that train.py exited with status 2 before it logged a step. The
-message of train.py, or the reason of a failure, is below the table.
+message of train.py, or the reason for a failure, is below the table.
 
 The columns:
 

@@ -5,7 +5,8 @@ the same place in the model, over all layers. A line of the second table is the 
 `ms` is the number of milliseconds per train step, or per decoding step of a search. The time of a search includes the
 encoder. The time during which several operations run is divided equally among these operations, so that the sum of all
 lines is the time of the step. `threads` is the mean number of threads that worked on an operation while the operation
-ran. `GFLOP/s` is the speed of the matrix products of an operation while the operation ran, also beside further ones.
+ran. `GFLOP/s` is the speed of the matrix products of an operation during the whole time in which the operation ran,
+also if other operations ran at the same time.
 
 --each prints every operation with its name in the compiled program. --hlo=DIR keeps the texts of the compiled programs.
 """

@@ -122,7 +122,8 @@ def typed_lines(history: Path) -> Arriving:
                     sys.stderr.write('\n')  # ends the line of the prompt
                     return
                 except UnicodeDecodeError as error:
-                    raise UserError(f'the typed line is not UTF-8: {error.reason}') from None
+                    raise UserError(f'the typed line is not UTF-8: {error.reason}. Set the encoding of the terminal to '
+                                    'UTF-8, or write the lines into a UTF-8 file and use --input=FILE') from None
 
     return Arriving(lines(), lambda deadline: False)
 

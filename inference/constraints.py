@@ -28,7 +28,7 @@ from runtime.errors import UserError
 DEAD = -1  # the state after an excluded token
 MAX_PHRASE = 1000  # maximum number of characters of a phrase; each character is a state of the automaton
 MAX_MARKS = 8  # maximum number of successive marks; each subset of them may be a state, because their order may vary
-MAX_ENTRIES = 2 ** 28  # maximum number of entries of a table: 1 GB
+MAX_ENTRIES = 2 ** 28  # maximum number of entries of a table: 1 GiB
 # A phrase that repeats itself has exponentially many states behind a prompt, so the states are counted while they are
 # made.
 MAX_STATES = 2 ** 18
@@ -218,9 +218,11 @@ class _Phrases:
             return np.array([shared[row] for row in zip(*columns, strict=True)], np.int32)
 
         def kind(code, length, missing):
-            """Returns the key of a character of `length` bytes: its symbols, or the keys after each possible next byte.
+            """Returns a hashable description (key) of all characters of `length` bytes that begin with the bits `code`.
 
-            `code` has the bits of the bytes so far.
+            `missing` is the number of bytes that have not been read. If it is 0, the key is the symbols of the
+            character. Otherwise, the key is a tuple with the key after each of the 64 possible next bytes, or the
+            symbols of invalid UTF-8.
             """
             begin, end = code << 6 * missing, (code + 1) << 6 * missing
             if missing == length - 2 and (begin < (0, 0, 0, 0x800, 0x10000)[length] or begin > 0x10ffff
@@ -334,9 +336,9 @@ class Automaton:
 
 
 def _check_tokenizer(phrases: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Checks that the texts of the tokens, joined, are the decoded text. In WordPiece, for example, they lack spaces.
+    """Checks that the joined texts of the tokens equal the decoded text. In WordPiece, the joined texts lack spaces.
 
-    The phrases, each of them twice, are the example text.
+    The example text contains each phrase twice.
 
     Raises:
       UserError: if the two texts differ in more than the white space at both ends.

@@ -60,6 +60,10 @@ class Edit:
       heads: the indices of heads, from 0; None: all heads.
       positions: the indices of the tokens that the model reads, from 0; None: all tokens. A start token is also
         counted. For 'scores' and 'weights', these are the query tokens.
+
+    Raises:
+      UserError: if `edit` is unknown, `by` is missing or not allowed for this edit, or `heads` or `positions` is not a
+        list of whole numbers.
     """
     edit: str | Callable[[Array, At], Array]
     place: str

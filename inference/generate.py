@@ -216,9 +216,9 @@ class Generator(SearchModel):
 
     @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Returns {'encoder': [layer, head, t, s]}, the attention between the tokens of prompt and best continuation.
+        """Returns {'encoder': [layer, head, t, s]}, the attention between the tokens of a prompt and its continuation.
 
-        The tokens are truncated to one window.
+        If there are several continuations, the best one is used. The tokens are truncated to one window.
         """
         tokens = self._shown(output)
         weights = attention_weights(self._attention(self.params, {'tokens': self.padded([tokens])}))
@@ -231,7 +231,7 @@ class Generator(SearchModel):
 
     @override
     def left_out(self, output: Output) -> int:
-        """Returns the number of tokens of prompt and best continuation after the first window."""
+        """Returns the number of tokens of the prompt and the best continuation that are after the first window."""
         return max(0, len(output.source_tokens) + len(output.hypotheses[0].tokens) - self.context)
 
     @override

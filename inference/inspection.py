@@ -72,6 +72,9 @@ class Inspected(dict[str, Values]):
         """Stacks the values of all places that match a pattern. The pattern must match one place in each layer.
 
         The first axis of the result is 'layer'.
+
+        Raises:
+          UserError: if no place matches, or the matching places have different kinds or shapes.
         """
         parts = [self[name] for name in matching(pattern, {name: {} for name in self})]
         kinds = {(re.sub(r'(?<=layers)_\d+', '', part.name), part.values.shape) for part in parts}

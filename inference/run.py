@@ -183,13 +183,20 @@ class Run:
 
         The default of `options` is `self.options`. With `prefixes`, each translation begins with its prefix (see
         `Translator.translate`). `avoid` overrides `options.avoid`; outputs contain none of these words or phrases.
+
+        Raises:
+          UserError: if the model does not translate, or as in `Translator.translate`.
         """
         translator = self._supported(Translator, 'translation')
         return self._noted(translator.translate(sentences, self._options(options, avoid), prefixes=prefixes))
 
     def generate(self, prompts: Sequence[str], options: SearchOptions | None = None, *,
                  avoid: Sequence[str] | None = None) -> list[Output]:
-        """Returns continuations in the order of `prompts`. `translate` explains the other arguments."""
+        """Returns continuations in the order of `prompts`. `translate` explains the other arguments.
+
+        Raises:
+          UserError: if the model is not a language model, or as in `Generator.generate`.
+        """
         generator = self._supported(Generator, 'continuation of prompts')
         return self._noted(generator.generate(prompts, self._options(options, avoid)))
 
@@ -215,6 +222,9 @@ class Run:
         Args:
           examples: pairs (source, target); for a language model, texts.
           options: the options for the length penalty and the batch size; by default `self.options`.
+
+        Raises:
+          UserError: if the model does not write text, or as in `Translator.forced_all`.
         """
         model = self._supported(Translator | Generator, 'scores of texts')
         return self._noted(model.forced_all(examples, options or self.options))

@@ -221,7 +221,11 @@ class SearchModel(TextModel):
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None,
                  begins: Sequence[Begin] | None = None) -> list[list[Hypothesis]]:
-        """Returns the hypotheses for each tokenised source, best first. `find` explains the arguments."""
+        """Returns the hypotheses for each tokenised source, best first. `find` explains the arguments.
+
+        Raises:
+          UserError: if a source has no hypothesis, because the logits are NaN or infinite.
+        """
         threads = threads_for(options.batch_size)
         share = dataclasses.replace(options, batch_size=rows_per_thread(options.batch_size, threads, len(sources)),
                                     n_best=options.beam if options.method == 'mbr' else options.n_best)

@@ -212,8 +212,8 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
     """Returns series of different lengths as one array. Shorter series end with steps of NaN.
 
     Raises:
-      UserError: if a series has not the number of channels in `shape`, is longer than `shape`, or is not of numbers.
-        Steps of NaN at the end do not count.
+      UserError: if a series is longer than `shape`, has another number of channels, or does not contain numbers. Steps
+        of NaN at the end do not count as steps.
     """
     series = _as_arrays(inputs, where)
     if not np.iterable(inputs) or series and all(array.ndim != 2 for array in series):

@@ -102,7 +102,8 @@ def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
         try:
             text = decode_text(line) if number == 1 else line.decode()
         except UnicodeDecodeError as error:
-            raise UserError(f'{name}:{number}: not UTF-8 (byte {error.object[error.start]:#04x} at column '
-                            f'{error.start + 1}). Convert the file, for example with iconv -f ENCODING -t UTF-8, where '
-                            'ENCODING is the encoding of the file, such as WINDOWS-1252 or UTF-16') from None
+            column = len(error.object[:error.start].decode()) + 1  # counted in characters, as in an editor
+            raise UserError(f'{name}:{number}: not UTF-8 (byte {error.object[error.start]:#04x} at column {column}). '
+                            'Convert the file, for example with iconv -f ENCODING -t UTF-8, where ENCODING is the '
+                            'encoding of the file, such as WINDOWS-1252 or UTF-16') from None
         yield text.removesuffix('\n').removesuffix('\r')

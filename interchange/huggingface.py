@@ -38,9 +38,9 @@ from runtime.errors import UserError
 from runtime.files import read_bytes, write_text
 from runtime.schema import decoded, read_as
 
-# {model_type: the module of its architecture}. Such a module defines, as gpt2.py:
+# {model_type: the module of its architecture}. Each module defines these names, like gpt2.py:
 #   CONFIGS: {model_type: class of config.json};
-#   EMBEDDINGS: the names that the array of tied embeddings may have, and COPIES: the names of possible copies of it;
+#   EMBEDDINGS: the names that the array of tied embeddings may have, and COPIES: the names of its possible copies;
 #   options(config), refusals(model), fields(model, orders, longest), links(model, orders) and is_derived(name);
 #   full_name(name), only if names in files differ from the names of `links`.
 FAMILIES: dict[str, Any] = {name: family for family in (marian, gpt2, llama) for name in family.CONFIGS}
@@ -158,7 +158,9 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
         model, arrays = with_plain_embeddings(model, arrays)
         if family is gpt2:
             model, arrays = with_table(*with_biases(model, arrays), trained.config.data.context)
-        # transformers 5 opens the tokenizer of every Qwen2 folder as Qwen2's, so only an imported Qwen2 stays one.
+        # transformers 5 opens the tokenizer of every Qwen2 folder as Qwen2's tokenizer. So a model is exported as Qwen2
+        # only if its tokenizer is of the library `tokenizers`, as in an imported Qwen2. Any other model with biases of
+        # queries, keys and values gets biases of 0 in all other layers of its blocks, and is exported as a Llama.
         elif model.attention_bias == 'qkv' and not isinstance(trained.tokenizers['text'], TokenizersTokenizer):
             model, arrays = with_biases(model, arrays)
     if refused := family.refusals(model):

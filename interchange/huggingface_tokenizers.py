@@ -230,7 +230,7 @@ def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
 
 
 def _is_like_llama(proto: Any) -> bool:
-    """Returns whether a SentencePiece model is BPE with bytes and without a normalization, as that of Llama.
+    """Returns whether a SentencePiece model is BPE with bytes and without a normalization, like Llama's model.
 
     For such a model, `_with_subwords` gives the same subwords as SentencePiece. The scores must be unique: among pairs
     with equal scores, SentencePiece joins the first pair in the text, but the library always joins the same pair.
@@ -247,10 +247,10 @@ def _is_like_llama(proto: Any) -> bool:
 def _with_subwords(spm: bytes) -> Any:
     """Returns an object of the library `tokenizers` with the subwords of a SentencePiece model.
 
-    The model is from this project or like that of Llama (`_is_like_llama`).
+    The model is from this project or like Llama's model (`_is_like_llama`).
 
     Many versions of transformers ignore the normalization in a SentencePiece file, and read each such file as BPE. For
-    a model of this project, rare differences remain: the library takes the character U+2581 for a space, and it
+    a model of this project, rare differences remain: the library treats the character U+2581 as a space, and it
     normalizes some sequences of a letter and a combining mark or an invisible joiner differently. With unigram, the
     library finds all pieces in a text, also the special tokens and the bytes (`</s>`, `<0x41>`). If two segmentations
     of a text have the same score, as in a run of one character, the library and SentencePiece can choose differently.
@@ -263,7 +263,8 @@ def _with_subwords(spm: bytes) -> Any:
     else:
         vocabulary = {each.piece: token for token, each in enumerate(proto.pieces)}
         scores = {each.piece: each.score for each in proto.pieces if each.type == each.NORMAL}
-        # SentencePiece joins the pair with the best result, and the library the pair that comes first.
+        # The library uses the first possible merge in the list, and SentencePiece the merge whose result has the best
+        # score. The merges are sorted by the scores of their results, so both choose the same merge.
         merges = [(piece[:end], piece[end:]) for piece in sorted(scores, key=scores.__getitem__, reverse=True)
                   for end in range(1, len(piece)) if piece[:end] in scores and piece[end:] in scores]
         model = library.models.BPE(

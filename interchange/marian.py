@@ -119,9 +119,10 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def generation(orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
-    """Returns fields of generation_config.json: no output has special tokens, and `longest` is the limit of its length.
+    """Returns fields of generation_config.json.
 
-    Without a limit, transformers ends every output after 20 tokens.
+    Outputs contain no padding, start or unknown tokens, and have at most `longest` tokens. Without this limit,
+    transformers ends every output after 20 tokens.
     """
     excluded = {int(orders['target'][token]) for token in (PAD, BOS, UNK)} - {-1}
     return {'bad_words_ids': [[token] for token in sorted(excluded)], 'max_length': longest}

@@ -97,6 +97,9 @@ tiled_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1, gradients=True):
     """Returns the sums (loss, nll, accuracy), and the gradients of the loss with respect to the factors.
 
+    The factors are states [batch, ..., d], a matrix [classes, d], and a bias [classes] or None. `targets` and `weights`
+    have the shape [batch, ...]. The sums are scalars, and the gradients have the shapes of the factors.
+
     This form is fast on CPUs. If `gradients` is False, None is returned for the gradients. The gradient with respect to
     the logits is weight * (p - q), with the predicted distribution p and the smoothed target distribution q. Only p is
     computed as a matrix, tile by tile. The products with q need only one row of the output matrix (the row of the
@@ -160,7 +163,7 @@ def one_product(factors, targets, weights, label_smoothing, absent=(), devices=1
 
     def step(carry, tile):
         states, targets, weights = tile
-        logits = _logits(states, matrix, bias)  # the states are already narrow
+        logits = _logits(states, matrix, bias)  # the states have the dtype `narrow` already: see `parts` below
         maximum = logits.max(axis=-1)
         normaliser = maximum + jnp.log(jnp.exp(logits - maximum[..., None]).sum(axis=-1))
         at_target = targets[..., None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)

@@ -183,6 +183,10 @@ class MultiHeadAttention(nn.Module):
       bias: the projections that have a bias. 'none': no projection, as in the paper's equations; 'qkv': queries, keys
         and values; 'all': queries, keys, values and the output.
       dtype: dtype of the computation; parameters and the softmax are float32.
+
+    Raises:
+      ValueError: if `score`, `bias` or `kernel` is unknown, if num_key_value_heads does not divide num_heads, or if
+        kernel='fused' is combined with dropout or with another score than dot products.
     """
     num_heads: int
     d_model: int

@@ -120,7 +120,11 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, '*batch d_model'],
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
-        """Applies the sublayer to each position."""
+        """Applies the sublayer to each position.
+
+        Raises:
+          ValueError: if config.feed_forward is unknown.
+        """
         config = self.config
         if config.feed_forward not in FEED_FORWARDS:
             raise ValueError(f'feed_forward={config.feed_forward!r} must be one of {", ".join(FEED_FORWARDS)}')
@@ -141,10 +145,10 @@ class FeedForward(nn.Module):
 def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm | nn.RMSNorm:
     """Returns a layer norm over the last axis: gamma * (x - mean) / sqrt(var + eps) + beta, with the biased variance.
 
-    The variance is computed as mean((x - mean)^2). Flax's default, mean(x^2) - mean^2, loses precision in float32: if
-    the mean is 1,000 times the standard deviation, the outputs have errors of 0.3. With norm_function='rms_norm', the
-    function returns RMSNorm instead: gamma * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv:1910.07467,
-    equation 4).
+    The source is Ba et al. 2016 (arXiv:1607.06450). The variance is computed as mean((x - mean)^2). Flax's default,
+    mean(x^2) - mean^2, loses precision in float32: if the mean is 1,000 times the standard deviation, the outputs have
+    errors of 0.3. With norm_function='rms_norm', the function returns RMSNorm instead: gamma * x / sqrt(mean(x^2) +
+    eps) (Zhang and Sennrich 2019, arXiv:1910.07467, equation 4).
     """
     return NORM_FUNCTIONS[config.norm_function](epsilon=config.norm_epsilon, use_fast_variance=False,
                                                 dtype=config.dtype, name=name)
@@ -165,7 +169,11 @@ class Residual(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, '*batch d_model'], sublayer: Callable[[Array], Array],
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
-        """Returns the output of `sublayer` for `inputs`, with the residual connection and the layer norm."""
+        """Returns the output of `sublayer` for `inputs`, with the residual connection and the layer norm.
+
+        Raises:
+          ValueError: if config.norm is unknown.
+        """
         if self.config.norm not in NORMS:
             raise ValueError(f'norm={self.config.norm!r} must be one of {", ".join(NORMS)}')
         norm = layer_norm(self.config, name='norm')

@@ -100,6 +100,9 @@ class Rotary:
     The scaling adapts a model to texts that are longer than its training texts. 'linear' divides all positions by
     `factor` (Chen et al. 2023, arXiv:2306.15595). 'llama3' slows down only the pairs of channels that make few turns in
     `original_length` positions (Llama 3.1; see `wavelengths`).
+
+    Raises:
+      ValueError: if `scaling` is unknown.
     """
     base: float = 10000.0
     scaling: str = 'none'

@@ -238,6 +238,10 @@ class RNNSearch(nn.Module):
       dropout: dropout rate on the embeddings and on t.
       dtype: dtype of the computation; parameters, alignments and logits are float32.
       pad: the padding token. The encoder skips padding, and the alignment weight of padding is 0.
+
+    Raises:
+      ValueError: if `readout` or `share_embeddings` is unknown, or if share_embeddings='all' and the vocabularies have
+        different sizes.
     """
     source_vocab_size: int
     target_vocab_size: int

@@ -2,7 +2,7 @@
 # # Compare runs
 #
 # This notebook compares several runs: their varied options, their results and their learning curves. It uses the
-# functions with which `sweep.py` writes its report. They read files only.
+# functions with which `sweep.py` writes its report. They only read files.
 #
 # The example compares the score functions of attention in the demo's model. Each was trained once, for only 500 steps,
 # so that the results differ. ([`attention_by_hand`](attention_by_hand.ipynb) has the equations.) The command of this

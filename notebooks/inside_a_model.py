@@ -88,7 +88,7 @@ print(logit_lens(run, (source, target)))
 # %% [markdown]
 # ## Where is the information?
 #
-# Reading alone does not show which values the model uses. *Activation patching* does. We take two sentences that
+# Reading values does not show which values the model uses. *Activation patching* shows it. We take two sentences that
 # differ in one digit. The model scores the translation of the first sentence while it reads the second one. Then we
 # replace one value at a time by the value of the first sentence. If this value carries the digit, the log-probability
 # recovers. An effect of 1 is complete recovery.

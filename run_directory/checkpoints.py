@@ -195,7 +195,8 @@ class Checkpoints:
         """Returns the steps that a checkpoint choice refers to, in ascending order.
 
         `choice` is 'latest', 'best', a step, 'average:K' (the last K checkpoints) or 'best:K' (the best K checkpoints).
-        K is at most `keep_last`, because older checkpoints are kept only if they are the best.
+        For 'average:K', K is at most `keep_last`, because older checkpoints are kept only if they are the best. For
+        'best:K', at least the best `keep_best` checkpoints are kept.
 
         Raises:
           UserError: if the checkpoint does not exist, or training has not kept all K checkpoints.
@@ -331,8 +332,9 @@ class Checkpoints:
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(
             preservation_policy=_Kept(self), cleanup_tmp_directories=True,  # left by a killed run
-            # If a folder that is created in the background cannot be created, Orbax's threads wait for it for 5
-            # minutes, and the process does not exit earlier. On a local disk, `save` creates them in about 5 ms.
+            # Orbax could also create the folders of a checkpoint in the background. But if this failed, Orbax's threads
+            # would wait for the folders for 5 minutes before the process could exit. On a local disk, `save` creates
+            # the folders in about 5 ms.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False)))
 
     def kept(self, steps: Sequence[int]) -> set[int]:
@@ -350,7 +352,7 @@ class Checkpoints:
         """Returns the last scheduled steps, oldest first, as the newest checkpoint contains them.
 
         Damaged checkpoints and checkpoints of earlier versions do not contain these steps. Such a checkpoint itself
-        counts as scheduled, unless it contains that it was saved only because of a signal.
+        counts as scheduled, unless it contains the information that it was saved only because of a signal.
         """
         def read() -> list[int]:
             last = []

@@ -59,8 +59,9 @@ def is_unchanged(workdir: Path, data: Data, split: str) -> bool:
 def _without_names(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fingerprint of a split with the digests of its files, in order, but without their names.
 
-    A held-out validation split has the examples with the smallest hashes. They do not depend on whether test is held
-    out, too. So `cut_off` is removed, unless the split is made of the characters of a single document.
+    A held-out validation split consists of the examples with the smallest hashes. So it does not change if a test split
+    is also held out, and the entry `cut_off` (the held-out splits) is replaced by None. An exception is a split that
+    consists of the last characters of a single document.
     """
     digests = [digest for _, digest in _files(fingerprint)]
     single = fingerprint.get('documents') == 'file' and len(digests) == 1

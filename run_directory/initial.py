@@ -167,7 +167,10 @@ def _outputs_differ(path: Path, parent_task: str, data: Data, task: str) -> bool
 
 
 def _outputs(form: InputFormat, task: str) -> tuple[str, tuple[str, ...]]:
-    """Returns what the output layer predicts ('classes', 'values', or 'channels' of a forecast), and their names."""
+    """Returns the kind of the outputs, and their names.
+
+    The kind is 'classes', 'values', or, for a forecast, 'channels'.
+    """
     if TASKS[task].data == 'series':
         return 'channels', form.channels
     return ('values', form.targets) if form.classes is None else ('classes', form.classes)

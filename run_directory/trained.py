@@ -198,7 +198,7 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
 
 
 def _refuse_edits(models: Sequence[TrainedModel], user: str) -> None:
-    """Raises UserError if a model was trained with edits. `user` names what would compute the model without them."""
+    """Raises UserError if a model was trained with edits. `user` is the subject of the message, such as 'A teacher'."""
     for trained in models:
         if trained.config.train.edits:
             raise UserError(f'{trained.workdirs[0]} was trained with config.train.edits. {user} cannot apply these '

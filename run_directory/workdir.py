@@ -200,9 +200,10 @@ class RunDirectory:
     def report_finished(self, config: ConfigDict) -> None:
         """Records the changed options of a run that is already finished, and logs at which step and why it finished.
 
-        Does not record new paths of the data and the teacher, because a finished run does not read and check them, and
-        fewer steps than the run has made if it is finished also without this change. In `config`, these options get the
-        values of the run.
+        Two kinds of changes are not recorded, and `config` then gets the values of the run. The first kind is new paths
+        of the data and the teacher, because a finished run does not read or check the data and the teacher. The second
+        kind is a config.train.steps that is below the number of steps that the run has made, if the run is also
+        finished without this change.
         """
         assert self.finished_at is not None, 'the run is finished'
         if 'train.steps' in self._changed:  # only in the leader
@@ -238,7 +239,10 @@ class RunDirectory:
         self._write_config(config)
 
     def _record_inputs(self, data: Data, objective: Objective) -> None:
-        """Writes the checksums of the teacher and then, as the sign that both are recorded, the data's fingerprints."""
+        """Writes the checksums of the teacher, and then the fingerprints of the data.
+
+        The file with the fingerprints is written last. If it exists, both are recorded.
+        """
         (self.path / KEPT / TEACHER).unlink(missing_ok=True)  # a start that was killed may have left this file
         if arrays := _arrays(objective):
             write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')

@@ -27,7 +27,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL: exit status of train.py after it has saved and 
 FULL = os.EX_IOERR  # `Job` returns this status if a command failed because the disk is full
 STOPPED = {INTERRUPTED, *(status for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                           for status in (-number, 128 + number))}
-LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason of a failure
+LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason for a failure
 SMALLEST_SPACE = 2 ** 16  # bytes: a disk with less free space is full
 TIME_LIMITS = 10_000  # how often submitit queues a job again after a time limit; submitit's default is 3
 
@@ -57,14 +57,18 @@ class Job:
 
     @property
     def failure(self) -> Path:
-        """The path of the file with the reason of a failure. The job writes this file if a command fails."""
+        """The path of the file with the reason for a failure. The job writes this file if a command fails."""
         return self.log.with_suffix('.failed')
 
     def __call__(self, environment: dict[str, str] | None = None) -> int:
-        """Runs the commands until one fails. Returns 0, the exit status of the failed command, or FULL."""
+        """Runs the commands until one fails, and returns an exit status.
+
+        Returns 0 if all commands succeed, FULL if a command or the writing of the log fails because the disk is full,
+        and INTERRUPTED if `stop` was called before a command. Otherwise, returns the exit status of the failed command.
+        """
         try:
             return self._run_commands(environment)
-        except OSError as error:  # from writing the log or the reason of a failure
+        except OSError as error:  # from writing the log or the reason for a failure
             if error.errno in FULL_DISK:
                 return FULL
             raise

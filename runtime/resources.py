@@ -6,7 +6,7 @@ from runtime.memory import resident
 
 
 def memory() -> dict[str, float]:
-    """Returns the memory in use, in GB: 'resident_gb' of this process, 'device_gb' and 'device_peak_gb' of a device.
+    """Returns the memory in use in GiB: 'resident_gb' of this process, 'device_gb' and 'device_peak_gb' of a device.
 
     The device is the first device of this process. If this device does not report its memory, the result lacks both
     values of the device.

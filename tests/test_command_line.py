@@ -73,7 +73,7 @@ def test_help_shows_our_flags_first_and_where_the_options_are():
     ('-mtools.show_batch', '--help', 0), ('-mtools.show_run', '--hepl', 2), ('-mtools.plan', '--help', 0),
     ('-mtools.distil', '--hepl', 2), ('-mbenchmarks.profile', '--help', 0), ('-mbenchmarks.scaling', '--help', 0),
     ('-mbenchmarks.decode', '--help', 0)])
-def test_nobody_waits_for_libraries_to_read_help_or_that_a_flag_is_mistyped(script, argument, status):
+def test_help_and_mistyped_flags_do_not_wait_for_libraries(script, argument, status):
     done = subprocess.run([sys.executable, '-X', 'importtime', script, argument], cwd=ROOT, capture_output=True,
                           text=True, timeout=600)
     assert done.returncode == status
@@ -103,7 +103,7 @@ def test_a_word_that_is_longer_than_any_path_is_shortened():
     assert (done.returncode, done.stderr) == (2, f'error: {"x" * 100}... cannot be read\n')
 
 
-def test_our_own_fault_keeps_its_traceback():
+def test_a_bug_in_this_code_keeps_its_traceback():
     done = run(body='assert False, "ours"')
     assert done.returncode == 1 and 'Traceback' in done.stderr and 'ours' in done.stderr
 

@@ -58,7 +58,7 @@ answering.answer_file(Request(input='-'), Slow(), SearchOptions(), None)
 
 
 @pytest.mark.slow
-def test_what_is_told_of_the_time_is_compiling_apart_from_answering():
+def test_the_logged_time_separates_compiling_from_answering():
     done = subprocess.run([sys.executable, '-c', ANSWERING], cwd=ROOT, input='one\n' * 10, capture_output=True,
                           text=True, timeout=120)
     assert done.stdout == 'ONE\n' * 10, done.stderr
@@ -74,7 +74,7 @@ def test_what_is_told_of_the_time_is_compiling_apart_from_answering():
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_libraries_that_answering_needs_not(run):
+def test_answering_does_not_import_libraries_that_it_does_not_need(run):
     line = [sys.executable, '-X', 'importtime', 'decode.py', f'--workdir={run[0]}', '--input=-']
     done = subprocess.run(line, cwd=ROOT, input='one\n', capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
@@ -111,7 +111,7 @@ def test_lines_in_are_lines_out(run):
     assert said.count('only the first 23 tokens are translated') == 2
 
 
-def test_jsonl_tells_all_and_pictures_are_drawn(run, tmp_path):
+def test_jsonl_has_all_entries_and_pictures_are_drawn(run, tmp_path):
     (tmp_path / 'in.txt').write_text('one two\n\n')
     result = script('decode.py', f'--workdir={run[0]}', f'--input={tmp_path}/in.txt', f'--output={tmp_path}/out.jsonl',
                     '--format=jsonl', '--n_best=2', '--attention', f'--pictures={tmp_path}/pictures',
@@ -213,7 +213,7 @@ def test_a_run_is_compared_with_another(run, with_sets):
 
 
 @pytest.mark.slow
-def test_a_missing_set_is_told_before_the_others_are_scored(with_sets, tmp_path):
+def test_a_missing_set_is_reported_before_the_other_sets_are_scored(with_sets, tmp_path):
     shutil.copytree(with_sets / 'run', tmp_path / 'run', ignore=shutil.ignore_patterns('results'))
     change_config(tmp_path / 'run', splits__test='test,none')
     result = script('decode.py', f'--workdir={tmp_path}/run', '--split=test')
@@ -465,7 +465,7 @@ def test_an_unchanged_split_that_is_held_out_from_changed_training_data_is_not_w
     assert 'may contain examples' in score_held_out('pendulum', 'train.csv', lines, {}, 'test')[0]
 
 
-def test_a_missing_training_split_is_told_before_a_split_is_translated(scoring):
+def test_a_missing_training_split_is_reported_before_a_split_is_translated(scoring):
     with pytest.raises(KeyError, match='train'):
         scoring(Request(split='test', by='frequency'), {'test': [('one', 'eno')]}, translate=None)
 

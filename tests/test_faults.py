@@ -135,7 +135,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize('change', CHANGES)
-def test_code_that_makes_another_state_does_not_go_on_and_leaves_all_as_it_is(copy, cache, monkeypatch, said, change):
+def test_code_that_makes_another_state_cannot_resume_and_changes_no_file(copy, cache, monkeypatch, said, change):
     """The config is unchanged, as with another version of the code or of optax."""
     name, changed = CHANGES[change]
     before = {path: path.read_bytes() for path in files_of(copy / 'checkpoints')}
@@ -239,7 +239,7 @@ def mounting_is_allowed():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not mounting_is_allowed(), reason='needs a user namespace in which a tmpfs can be mounted')
-def test_a_full_disk_is_said_and_the_former_checkpoint_is_valid(tmp_path, cache):
+def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_valid(tmp_path, cache):
     arguments = script_arguments(tmp_path / 'small' / 'run', tiny_config(
         cache, checkpoint__every=1, checkpoint__keep_last=99, eval__every=1000, train__steps=1000, train__log_every=1))
     done = on_a_small_disk(tmp_path, arguments, 1_000_000)
@@ -355,7 +355,7 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(tmp_path, cac
 # SIGKILL
 
 @pytest.mark.slow
-def test_a_run_killed_at_six_random_moments_ends_as_one_left_alone(whole, tmp_path, cache):
+def test_a_run_killed_at_six_random_moments_ends_as_an_uninterrupted_run(whole, tmp_path, cache):
     """Saves at every step, so that many kills interrupt a save. The moments are random and printed."""
     changes = {'checkpoint__every': 1, 'train__steps': 90, 'eval__every': 10, 'train__log_every': 7}
     for name in ('alone', 'killed'):

@@ -24,7 +24,7 @@ def table(tmp_path_factory):
     return folder
 
 
-def test_what_config_and_data_lack_is_told_at_once(table, cache, tmp_path):
+def test_problems_of_the_config_and_the_data_are_reported_together(table, cache, tmp_path):
     (tmp_path / 'data').mkdir()
     shutil.copy(table / 'train.tsv', tmp_path / 'data')
     (tmp_path / 'data' / 'validation.en').touch()

@@ -54,7 +54,7 @@ def test_the_config_is_printed_as_flags_that_make_it_again(data, cache, tmp_path
     assert again.stdout == printed.stdout
 
 
-def test_show_run_tells_of_a_run(run):
+def test_show_run_prints_a_summary_of_a_run(run):
     shown = dict(describe(load_runs(run[0])[0]))
     parameters_said = int(shown['model'][1].split()[0].replace(',', ''))
     assert parameters_said == sum(leaf.size for leaf in parameters(run[0]))
@@ -70,7 +70,7 @@ def test_starting_a_finished_run_again_does_nothing(run, data, cache):
 
 
 @pytest.mark.slow
-def test_a_run_killed_twice_ends_bit_for_bit_as_one_left_alone(run, data, cache, tmp_path):
+def test_a_run_killed_twice_ends_bit_for_bit_as_an_uninterrupted_run(run, data, cache, tmp_path):
     workdir = tmp_path / 'killed'
     arguments = train_arguments(workdir, data, cache)
     for checkpoint in (6, 12):

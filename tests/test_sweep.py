@@ -137,7 +137,7 @@ def test_the_progress_is_logged_between_the_ends_of_runs(progress, caplog):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_stops_no_other_and_is_tried_again_when_told(bench):
+def test_a_failed_run_does_not_stop_other_runs_and_can_be_repeated(bench):
     done = sweep(bench, heads=[2, 1])
     assert done.returncode == 1
     assert 'num_heads=2,seed=0 failed, exit status 1' in done.stderr and 'two heads are bad luck' in done.stderr
@@ -159,7 +159,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again_when_told(bench):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_stops_its_runs_and_goes_on_later(bench):
+def test_a_stopped_sweep_stops_its_runs_and_can_be_resumed(bench):
     process = start(bench)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)

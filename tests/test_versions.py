@@ -106,7 +106,7 @@ def test_options_that_come_and_go_orphan_no_run(tomorrow):
         versions.upgraded(said, tomorrow)
 
 
-def test_what_meant_nothing_to_an_earlier_run_is_no_obstacle():
+def test_options_without_effect_in_an_earlier_run_are_accepted():
     """On files the built-in corpus's option means nothing, and a share of nothing was once let pass."""
     assert versions.upgraded({}, 1)['data.plain_spaces'] == 0.0
     assert versions.upgraded({'data.source': 'files'}, 1)['data.plain_spaces'] == 0.5
@@ -146,7 +146,7 @@ def test_runs_of_earlier_recipes_of_rnnsearch_have_the_options_of_the_recipes_of
     assert versions.upgraded(widths, 5)['model.recurrent.d_align'] == 128  # was set by the user
 
 
-def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypatch):
+def test_a_run_that_is_older_than_an_option_resumes_without_it(first, caplog, monkeypatch):
     """The recipe's value is for new runs; the user's own is refused as any other change."""
     workdir, config = first
     edit(workdir, model__tie_embeddings=None, seed=None)
@@ -169,7 +169,7 @@ def test_a_sweep_of_an_earlier_version_is_read_with_the_options_of_today(tmp_pat
 
 
 def test_each_config_of_a_sweep_of_an_earlier_version_is_converted_as_a_whole(tmp_path):
-    """The recipe alone has a factor of 1, with which the scaling has no effect."""
+    """Only the recipe has a factor of 1, with which the scaling has no effect."""
     (tmp_path / 'sweep.json').write_text(json.dumps({
         'version': 5, 'config': {'model.position': 'rotary', 'model.rotary_scaling': 'linear'},
         'runs': {f'rotary_factor={factor}': {'model.rotary_factor': factor} for factor in (1.0, 2.0, 4.0)}}))

@@ -198,10 +198,10 @@ def ranked(config: ConfigDict, topology: Topology, length: int | None = None) ->
             recipes[key] = Recipe(candidate, length)
         mesh = sizes_of_mesh(candidate, topology)
         plans.append(estimated(recipes[key].for_parts(candidate, mesh['data'] * mesh['fsdp']), topology, mesh))
-    return sorted(plans, key=lambda plan: (not plan.fits, *seconds_a_token(plan)))
+    return sorted(plans, key=lambda plan: (not plan.fits, *seconds_per_token(plan)))
 
 
-def seconds_a_token(plan: Plan) -> tuple[float, float]:
+def seconds_per_token(plan: Plan) -> tuple[float, float]:
     """Returns two estimates of the seconds per target position. A search ranks plans by these estimates.
 
     The first estimate is a lower bound, rounded to three digits. It assumes that arithmetic, memory traffic and links
@@ -248,7 +248,7 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
                        'The log has the reason for each candidate. Use more or larger chips, or reduce '
                        'config.model.d_model, config.model.num_layers or the batch'
                        + ('. If only the step of beam search is too large, use --nodecode' if decode else ''))
-    return min(finished, key=seconds_a_token)
+    return min(finished, key=seconds_per_token)
 
 
 def as_flags(plan: Plan) -> str:

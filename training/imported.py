@@ -112,4 +112,5 @@ def answer_once(folder: Path, params: Params) -> None:
         return jax.nn.logsumexp(logits)
 
     if not math.isfinite(sum_of_outputs(params, inputs)):
-        raise UserError('the imported model returns NaN for a line of text. Use other weights, or --allow_nonfinite')
+        raise UserError('the imported model returns NaN or infinity for a line of text. Use other weights, or '
+                        '--allow_nonfinite')

@@ -176,6 +176,10 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
 
     A resumed run reads the tokenizers in its directory. A new run learns tokenizers or uses the tokenizers of another
     run (`vocabulary_from`).
+
+    Raises:
+      UserError: if the data, the teacher or the edits of the config cannot be used, if they differ from the data or the
+        teacher of the resumed run, or if the options do not fit the data or the devices.
     """
     with leader_first('data'):
         vocabulary = directory.path if directory.resumed else vocabulary_from(config)
@@ -258,8 +262,8 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
             profiler.after(step, sums)
             bar.show_step(remaining.seconds_after(step))
             minutes, requested = greatest((time.monotonic() - saved) / 60, float(stop.requested))
-            # With several processes, both values are those of the previous step. If that step was saved, its time no
-            # longer counts, but a request to stop does.
+            # With several processes, `minutes` and `requested` are the values of the previous step. If the previous
+            # step was saved, `minutes` is ignored, but a request to stop is not.
             due = due_at(step, config, minutes=0.0 if just_saved else minutes, stop_requested=bool(requested))
             just_saved = due.save
             if due.log or due.save or due.stop:
@@ -289,7 +293,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
                 log.info('stopped at step %d: validation_%s has not improved for %d evaluations',
                          step, config.eval.metric, config.eval.patience)
                 break
-    log.info('compilations of the train step: %d; compile time in total %.1f s; peak memory %.2f GB', len(shapes),
+    log.info('compilations of the train step: %d; compile time in total %.1f s; peak memory %.2f GiB', len(shapes),
              compile_time.seconds, peak_resident() / 2 ** 30)
 
 

@@ -196,6 +196,6 @@ def check_memory(state: PyTree, devices: Devices) -> None:
     machine = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     available = (sum(limits) if len(limits) == len(local) else machine) * len(devices) / len(local)
     if needed > available:
-        raise UserError(f'the parameters of this model and the state of its optimizer take {needed / 2 ** 30:,.0f} GB, '
-                        f'but the devices have {available / 2 ** 30:,.0f} GB. Lower config.model.d_model, num_layers, '
-                        'd_ff or data.tokenizer.vocab_size')
+        raise UserError(f'the parameters of this model and the state of its optimizer take {needed / 2 ** 30:,.0f} '
+                        f'GiB, but the devices have {available / 2 ** 30:,.0f} GiB. Lower config.model.d_model, '
+                        'num_layers, d_ff or data.tokenizer.vocab_size')

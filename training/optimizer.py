@@ -30,6 +30,9 @@ def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps
     'inverse_sqrt': the same curve, defined by its peak: peak * min(step / warmup, sqrt(warmup / step)).
     'cosine': rises linearly to the peak over `warmup` steps. Then falls like half a period of a cosine to peak * final
       at `steps`. If the warm-up is not shorter than `steps`, it is shortened (`warmup_steps`) with a warning.
+
+    Raises:
+      UserError: if config['schedule'] is not one of SCHEDULES.
     """
     peak, warmup = config['peak'], warmup_steps(config, steps)
     if warmup != config['warmup']:

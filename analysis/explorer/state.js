@@ -40,7 +40,7 @@ async function unpack(attention) {
 const groups = (row, merged) => merged ? row.words : row.pieces.map((piece, place) => [spelled(piece), place, place + 1]);
 
 // Returns weights [query][key]. The row of a word is the mean over its pieces; the column is the sum over its pieces.
-// Hidden patches are no queries, so their weights are 0.
+// Hidden patches are not queries, so their weights are 0.
 function table({shape, values}, layer, head, queries, keys) {
   const [, heads, rows, columns] = shape;
   const [from, to] = head === MEAN ? [0, heads] : [head, head + 1];

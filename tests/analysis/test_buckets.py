@@ -31,7 +31,7 @@ def test_equal_keys_share_a_bucket():
     assert [bucket.n for bucket in bucket_scores([2, 2, 2, 2, 2, 7], OUTPUTS[:6], REFERENCES[:6], 'en')] == [5, 1]
 
 
-def test_the_frequency_is_that_of_the_rarest_source_word():
+def test_the_key_frequency_counts_the_rarest_source_word():
     train = [('a a b', ''), ('a c', 'z')]
     assert keys_of([('a b', ''), ('a', ''), ('z c', ''), ('', '')], 'frequency', lambda: train) == [1, 3, 0, 0]
     with pytest.raises(UserError, match="by='size' must be one of length, target_length, frequency"):

@@ -229,7 +229,7 @@ def test_the_plot_of_runs_that_differ_only_in_the_seed_has_their_mean(tmp_path):
     assert [axes.get_title() for axes in varied.axes] == ['no option varies: BLEU 20.50 ± 0.71']
 
 
-def test_a_width_that_is_left_to_others_stands_in_the_table_as_what_it_comes_to(tmp_path):
+def test_the_table_shows_the_derived_value_of_a_width(tmp_path):
     """One narrower key, one more head, a narrower model: d_model 128 of 4 heads is 32 numbers a head."""
     runs = {'a': {'model.d_k': 16}, 'b': {'model.num_heads': 8}, 'c': {'model.d_model': 64}, 'd': {'model.norm': 'pre'}}
     (tmp_path / SWEEP).write_text(json.dumps({'config': {'model.d_model': 128, 'model.num_heads': 4}, 'runs': runs}))
@@ -289,7 +289,7 @@ def test_a_grid_is_a_panel_for_each_option(tmp_path):
     assert [text.get_text() for text in warmup.get_legend().get_texts()] == ['norm=post', 'norm=pre']
 
 
-def test_show_run_says_it_in_one_screen(tmp_path):
+def test_the_summary_of_show_run_fits_on_one_screen(tmp_path):
     write_run(tmp_path / 'run', {'model.norm': 'pre'}, 20.0)
     (tmp_path / 'run/pictures').mkdir()
     (tmp_path / 'run/pictures/000001.png').write_bytes(b'')

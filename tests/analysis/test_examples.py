@@ -48,7 +48,7 @@ def test_otherwise_a_short_one_is_made(root, capfd):
     assert {'--config.train.steps=40', '--config.model.d_model=64'} <= set(called)
 
 
-def test_a_failure_is_told(root, capfd):
+def test_a_failure_is_reported(root, capfd):
     (root / 'train.py').write_text('raise SystemExit("no such recipe")')
     with pytest.raises(UserError, match='the command python train.py --config=configs/demo.py'):
         examples.example_run('demo')

@@ -94,7 +94,7 @@ def test_pieces_make_words(pieces, expected):
     assert places == list(range(len(pieces)))  # every piece once
 
 
-def test_what_is_written_is_what_was_there(tmp_path):
+def test_the_page_contains_the_explanation_unchanged(tmp_path):
     page = Page(tmp_path / 'new' / 'page.html', 'about', 5)
     explanation = example(pieces=('▁a', 'b', '</s>'))
     page.add(explanation)

@@ -55,7 +55,7 @@ def test_a_notebook_predicts_for_files(run, images, folder):
     assert predictions.labels == run.predict(images).labels == run.predict(f'{folder}/in.npz').labels
 
 
-def test_what_a_model_does_not_predict_is_said(run, images):
+def test_calls_that_the_task_does_not_support_are_reported(run, images):
     predictions = run.predict(images)
     for read in (lambda: predictions.values, lambda: predictions[0].values):
         with pytest.raises(UserError, match='predicts classes, not values. Use .label'):

@@ -88,7 +88,7 @@ SLOW = [
     demo('data.tokenizer.vocab_size=261', 'config.data.tokenizer.vocab_size=261'),
     Case(TEXT + '--config.data.tokenizer.vocab_size=1000000', 'config.data.tokenizer.vocab_size=1000000'),
     Case(TEXT + '--config.model.d_model=100000 --config.model.d_ff=1000000 --config.model.num_layers=100',
-         ('GB', 'config.model.d_model')),
+         ('GiB', 'config.model.d_model')),
     Case(TEXT + '--config.batch.tokens=8', 'config.batch.tokens=8'),
     Case(TEXT + '--config.data.max_length=1', 'config.data.max_length=1'),
     Case(TEXT + '--config.data.dir={here}/none', '{here}/none'),

@@ -27,7 +27,7 @@ from tests.browser.explanations import (  # noqa: F401 (fixtures)
 pytestmark = pytest.mark.browser
 
 
-def test_every_layer_and_head_of_every_kind_is_shown_as_it_is(opened):
+def test_every_layer_and_head_of_every_kind_is_shown_unchanged(opened):
     explanation = translation()
     with opened([explanation]) as page:
         picture(page, 'light')

@@ -133,7 +133,7 @@ def test_kinds_of_imported_tokenizers_are_accepted_but_not_offered():
     checks.check_config(changed({'data.tokenizer.kind': 'sentencepiece'}))
 
 
-def test_all_that_is_impossible_is_told_at_once_a_line_each():
+def test_all_impossible_values_are_reported_together_one_per_line():
     config = changed({'train.steps': 0, 'seed': -1, 'model.dropout': 1.5, 'model.num_heads': 7, 'data.context': 9})
     assert [line.partition('=')[0] for line in checks.config_problems(config)] == [
         'config.seed', 'config.model.dropout', 'config.data.context', 'config.train.steps']  # as in the table

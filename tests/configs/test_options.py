@@ -31,7 +31,7 @@ def test_the_page_is_up_to_date():
     assert options_page.PAGE.read_text('utf-8') == options_page.page(), 'python -m tools.options_page writes it anew'
 
 
-def test_the_page_says_all_of_an_option():
+def test_the_page_describes_every_option_completely():
     page = options_page.page()
     assert ('| `decode.beam` \N{ANTICLOCKWISE OPEN CIRCLE ARROW} | `4` | number of hypotheses per sentence | '
             '1 to 1,000 | task: translation, ') in page
@@ -51,7 +51,7 @@ def test_the_page_says_all_of_an_option():
     ('model.patches.pooling', patches.POOLINGS), ('model.patches.stem', patches.STEMS),
     ('optimizer.schedule', optimizer.SCHEDULES),
     ('task', TASKS)])
-def test_what_may_be_chosen_is_what_is_there(name, there):
+def test_the_choices_of_an_option_are_the_existing_names(name, there):
     assert choices(name) == tuple(there)
 
 

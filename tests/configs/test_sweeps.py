@@ -31,7 +31,7 @@ def test_the_words():
     assert differing(product(heads, over('train.steps', [9]), seeds(2))) == ['model.num_heads', 'seed']
 
 
-def test_what_does_not_go_together_is_refused():
+def test_sweeps_that_cannot_be_combined_are_refused():
     with pytest.raises(UserError, match='sets seed twice'):
         product(seeds(2), over('seed', [7]))
     with pytest.raises(UserError, match='have 2, 3 runs'):
@@ -53,7 +53,7 @@ def test_short_names_are_never_another_options():
     ([{'model.norm': 'pre', 'train.steps': 5}, {'model.norm': 'post', 'train.steps': 5}], ['norm=pre', 'norm=post']),
     ([{'model.norm': 'pre'}], ['norm=pre']),
 ])
-def test_names_tell_what_differs(sweep, names):
+def test_names_list_the_options_that_differ(sweep, names):
     assert run_names(sweep, OPTIONS) == names
 
 
@@ -134,12 +134,12 @@ def test_the_changes_of_the_llama_family_lead_from_the_papers_block_to_the_recip
         option for option in last if last[option] != first[option]}
 
 
-def test_a_sweep_that_means_nothing_to_a_model_is_refused():
+def test_a_sweep_over_an_option_without_effect_is_refused():
     with pytest.raises(UserError, match='has no effect with model.kind=rnnsearch'):
         list(every('table3', rnnsearch_demo.get_config()))
 
 
-def test_each_regulariser_is_alone_whatever_the_recipe_has():
+def test_each_regulariser_is_used_by_itself_with_any_recipe():
     """The recipe without any, and one that has some: the same runs, but for the recipe's strengths."""
     sweep = importlib.import_module('configs.sweeps.regularisers')
     config = demo.get_config()

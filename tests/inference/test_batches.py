@@ -76,7 +76,7 @@ def compiled(model):
 
 
 def next_logits(model, tokens):
-    """tokens -> what the model says after each of several beginnings of one length: [beginnings, vocab]."""
+    """Returns a function: prefixes of one length -> logits after each prefix, [prefixes, vocab], without a cache."""
     teacher_forced = compiled(model)
     reach = min(model.module.length_limit or WIDTH, WIDTH)
 
@@ -148,7 +148,7 @@ CASES = sorted([(name, search) for name in MODULES for search in SEARCHES
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('model, search', CASES, indirect=['model'])
-def test_what_a_batch_finds_is_what_each_sentence_finds_alone(model, search, monkeypatch):
+def test_a_batch_gives_the_same_results_as_single_sentences(model, search, monkeypatch):
     monkeypatch.setattr(batches, 'FEWEST', 2)
     monkeypatch.setattr(batches, 'ROOM', 2)
     options, rng = SEARCHES[search], np.random.default_rng(0)
@@ -251,7 +251,7 @@ def use_cores(monkeypatch, cores, devices=1):
 
 
 def test_each_core_searches_a_batch(monkeypatch):
-    """The batches are searched at one time, and what is found comes in their order."""
+    """The batches are searched at the same time, and the results are in the order of the batches."""
     together = threading.Barrier(3, timeout=300)
 
     def find(rows):

@@ -17,7 +17,7 @@ from tests.vocabularies import WORDS, vocabularies
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('kind', ['bpe', 'byte', 'unigram'])
 def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
-    """Random tokens: what the automaton says is what a regular expression says of the decoded text."""
+    """Random tokens: the automaton and a regular expression on the decoded text agree."""
     tokenizer = vocabularies()[kind]
     avoid = 'Mann', 'guten  Tag', 'KÄSE', 'straße', 'x!', '9', 'caf\ufffd', 'x\ue000', '3\ue001'
     automaton = Automaton(avoid, tokenizer, False)
@@ -115,7 +115,7 @@ def test_a_voiced_kana_is_another_character(tokenizer, phrase, forbidden, allowe
 
 @pytest.mark.slow
 def test_what_is_avoided_where_characters_are_cut_into_bytes():
-    """Random characters and bytes: what the automaton says is what a regular expression says of the decoded text."""
+    """Random characters and bytes: the automaton and a regular expression on the decoded text agree."""
     phrases, first = ('من', 'नाम', 'নাম', 'name', '٣٤', '猫', 'q\ufffd'), UNK + 1
     automaton = Automaton(phrases, ByteTokenizer(), False)
     letter = r'[^\W\d\u0e00-\u0eff\u4e00-\u9fff\U00010000-\U0010ffff]'
@@ -139,7 +139,7 @@ def test_what_is_avoided_where_characters_are_cut_into_bytes():
 
 
 @pytest.mark.parametrize('avoid', ['one', ['  '], [''], [3], ['\ud800'], ['q' + 9 * '\u0307']])
-def test_what_is_no_phrase(avoid):
+def test_values_that_are_not_phrases_are_refused(avoid):
     with pytest.raises(UserError, match='avoid'):
         SearchOptions(avoid=avoid)
 

@@ -69,7 +69,7 @@ def texts(count, most):
 
 
 @pytest.mark.slow
-def test_pairs_in_batches_have_the_log_probability_of_each_alone(translating, monkeypatch):
+def test_pairs_in_batches_have_the_log_probabilities_of_single_pairs(translating, monkeypatch):
     monkeypatch.setattr(forced_module, 'TOKENS', 64)  # long ones are fewer at a time
     pairs = list(zip(texts(21, 9), texts(20, 30) + [''], strict=True))
     outputs = translating.forced_all(pairs, SearchOptions(alpha=0.6, batch_size=8))
@@ -86,7 +86,7 @@ def test_pairs_in_batches_have_the_log_probability_of_each_alone(translating, mo
 
 
 @pytest.mark.slow
-def test_an_empty_text_of_subwords_is_its_end_token_alone():
+def test_an_empty_text_of_subwords_has_only_the_end_token():
     tokenizer = train_tokenizer(['the cat and the dog'] * 9, kind='bpe', vocab_size=275, split_digits=False,
                                 normalization='identity')
     size, ones = len(tokenizer), np.ones((1, 4), np.int32)

@@ -109,7 +109,7 @@ def continuation_log_probs(model, read, written):
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('search', [name if name in ('beam', 'sample') else pytest.param(name, marks=pytest.mark.slow)
                                     for name in SEARCHES])
-def test_of_a_continuation_that_ends_or_is_cut_off(generating, search):
+def test_of_a_continuation_that_ends_or_is_truncated(generating, search):
     found = [(output, each) for output in generating.generate(texts((1, 12)), SEARCHES[search])
              for each in output.hypotheses]
     expected = continuation_log_probs(generating, [output.source_tokens for output, _ in found],

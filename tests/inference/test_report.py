@@ -183,7 +183,7 @@ def test_documents_of_several_lines(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('line', ['', 'text', '{"txt": "a"}', '[1]', '{"text": 1}', '"\\ud800"', '[' * 100_000])
-def test_a_line_that_is_no_json_text_is_named(tmp_path, line):
+def test_a_line_that_is_not_json_text_is_named(tmp_path, line):
     (tmp_path / 'in.jsonl').write_text(f'"a"\n{line}\n')
     with pytest.raises(UserError, match=r'in.jsonl:2: must be a JSON string or an object with a string "text", but is'):
         list(input_texts(str(tmp_path / 'in.jsonl'), 'jsonl'))

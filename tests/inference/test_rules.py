@@ -77,7 +77,7 @@ def compiled(model):
 
 
 def next_logits(model, source):
-    """tokens -> what the model says after some tokens [vocab], without a cache."""
+    """Returns a function: tokens -> logits after these tokens [vocab], without a cache."""
     apply = compiled(model)
 
     def padded(tokens):
@@ -166,7 +166,7 @@ def alone(model, source, limit, options, allowed, number):
 @pytest.mark.slow
 @pytest.mark.parametrize('search', ['greedy', 'beam', 'samples'])
 @pytest.mark.parametrize('kind', ['transformer', 'ensemble', 'rnnsearch'])
-def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(kind, search, monkeypatch):
+def test_a_batch_of_mixed_prefixes_and_avoided_words_equals_single_searches(kind, search, monkeypatch):
     monkeypatch.setattr(batches, 'FEWEST', 2)
     monkeypatch.setattr(batches, 'ROOM', 2)
     model = of_kind(kind)

@@ -278,8 +278,8 @@ def test_the_length_penalty_is_the_papers():
 @pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(st.integers(1, 150), st.integers(1, 6), st.integers(1, 9), st.integers(1, 4), st.integers(0, 2 ** 32 - 1))
-def test_the_largest_are_top_ks_with_ties_and_in_any_number(size, count, parts, kinds, seed):
-    """Few kinds of value, so that most are ties; among them -inf and what is forbidden."""
+def test_largest_equals_top_k_also_with_ties_and_any_count(size, count, parts, kinds, seed):
+    """The values are of few kinds, so most are equal. -inf and excluded tokens also occur."""
     rng = np.random.default_rng(seed)
     values = np.concatenate([rng.normal(size=kinds), [-np.inf, IMPOSSIBLE]]).astype(np.float32)
     logits = jnp.asarray(rng.choice(values, (2, 3, size)))
@@ -300,7 +300,7 @@ def test_the_largest_of_a_vocabulary_are_top_ks():
 
 
 def test_a_limit_of_nothing_is_an_output_of_nothing():
-    """Beside sentences that have one, and with nobody beside."""
+    """The batch also has sentences with another limit, or only limits of 0."""
     for limits in (0, LENGTH, 0), (0, 0, 0):
         for found in run_beam(beam=3, limits=limits), run_sample(limits=limits):
             assert tokens_of(found.tokens[0, 0]) == () and found.log_probs[0, 0] == found.scores[0, 0] == 0

@@ -147,7 +147,7 @@ def test_a_continuation_of_every_prompt_in_order(lines, context, whole_documents
     (Parrot(context=13, whole_documents=True), SearchOptions(extra_length=3), slice(None),
      'text 2 has 10 tokens: the start token before them is not read (config.data.context minus --extra_length)'),
 ])
-def test_a_line_over_the_limit_is_cut_with_a_warning(model, options, which, message, warned):
+def test_a_line_over_the_limit_is_truncated_with_a_warning(model, options, which, message, warned):
     found = answers(model, ['short', '0123456789', 'short'], options)
     assert [answer.source for answer in found] == ['short', '0123456789', 'short']
     [warning] = warned.records
@@ -194,7 +194,7 @@ def test_a_continuation_that_fits_no_window_is_refused_for_a_beam():
         Parrot(context=8).score(object.__new__(DocumentData), 'test', ConfigDict(), SearchOptions(extra_length=8))
 
 
-def test_lines_are_read_as_they_are_wanted_and_long_ones_fewer_at_a_time(monkeypatch):
+def test_lines_are_read_when_needed_and_fewer_long_lines_at_a_time(monkeypatch):
     monkeypatch.setattr(text_module, 'CHUNK', 4)
     monkeypatch.setattr(text_module, 'CHUNK_CHARACTERS', 100)
     read = []
@@ -228,7 +228,7 @@ def test_a_million_characters_are_read_in_linear_time_and_little_memory(warned):
 
 @pytest.mark.parametrize('texts, message', [
     ('one two', r"a list of texts is required. Use \['one two'\]"), (['one', '\ud800'], 'text 2 is')])
-def test_what_is_no_list_of_texts_is_refused(texts, message):
+def test_arguments_that_are_not_lists_of_texts_are_refused(texts, message):
     for ask in Echo().translate, Parrot().generate:
         with pytest.raises(UserError, match=message):
             ask(texts, OPTIONS)

@@ -73,7 +73,7 @@ def in_memory(inputs, targets, labelled=True, **others):
 
 
 def images(count=21, side=6, channels=1):
-    """Each holds its number, in a corner alone: random places are seen."""
+    """Returns images. Only a corner of each image is not 0: it contains the number of the image."""
     array = np.zeros((count, side, side, channels), np.uint8)
     array[:, 0, 0, 0] = np.arange(count) + 1
     return array

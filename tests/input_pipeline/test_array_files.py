@@ -196,7 +196,7 @@ def test_damaged_lzma(tmp_path):
     np.testing.assert_array_equal(read_inputs(str(tmp_path / 'x.npz'), SERIES)[1], INPUTS)
     whole = (tmp_path / 'x.npz').read_bytes()
     (tmp_path / 'x.npz').write_bytes(whole[:200] + bytes(40) + whole[240:])
-    with pytest.raises(UserError, match=r'x\.npz cannot be read'):
+    with pytest.raises(UserError, match=r'x\.npz cannot be read: .*\. Write the file again'):
         read_inputs(str(tmp_path / 'x.npz'), SERIES)
 
 

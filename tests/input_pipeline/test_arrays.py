@@ -28,7 +28,7 @@ def builtin(request):
     return request.param, open_builtin(request.param)
 
 
-def test_builtin_data_depend_on_the_seed_alone(builtin):
+def test_builtin_data_depend_only_on_the_seed(builtin):
     name, data = builtin
     same, other = (open_builtin(name, seed=seed) for seed in (0, 1))
     for split in SPLITS:
@@ -147,7 +147,7 @@ def test_the_task_and_not_the_type_says_what_targets_are(kind):
     (INPUTS[:, 0], r'train: the targets have the shape \(10, 2\), but an example has one class\. .* task=regression'),
     (np.full(10, 2.0 ** 40), 'file of train: class 1099511627776.0 of example 0'),
 ])
-def test_what_is_no_class_is_refused(targets, message):
+def test_targets_that_are_not_classes_are_refused(targets, message):
     with pytest.raises(UserError, match=message):
         in_memory(INPUTS, targets).targets('train')
 

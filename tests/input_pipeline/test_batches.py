@@ -19,7 +19,7 @@ from tests.input_pipeline.helpers import assert_filled_up
 
 
 class Store(TokenStore):
-    """Sentences of the given lengths; each token tells its sentence and its side."""
+    """Sentences of the given lengths. Each token identifies its sentence and its side."""
 
     def __init__(self, lengths):
         self._lengths = dict(zip(('source', 'target'), np.array(lengths).reshape(-1, 2).T, strict=True))
@@ -139,7 +139,7 @@ def test_order_changes_with_epoch_and_seed():
     plan, other = plan_of(store, seed=0), plan_of(store, seed=1)
     orders = [sentences_of(epoch_of(plan, 0)), sentences_of(epoch_of(plan, 1)), sentences_of(epoch_of(other, 0))]
     assert len(set(map(tuple, orders))) == 3
-    # Not the batches alone are shuffled: other sentences meet.
+    # Not only the order of the batches changes: each batch also has other sentences.
     met = [{frozenset(sentences.tolist()) for _, sentences in epoch_of(plan, epoch)} for epoch in (0, 1)]
     assert not met[0] & met[1]
     # And short batches do not all come first.
@@ -201,7 +201,7 @@ def test_the_paper_s_batches_on_many_devices(shares, accumulate):
 
 
 def test_no_batch_is_padded_beyond_learned_positions():
-    """Of 27, say, which is no multiple of the lengths that batches otherwise have."""
+    """The limit, 27, is not a multiple of LENGTHS."""
     store = Store([(26, 3), (5, 26), (1, 1), (26, 26)])
     batches = BatchPlan(store, tokens=1024, num_buckets=2, seed=0, longest=27)
     shapes = {batches.batch(step)['targets'].shape[1] for step in range(len(batches))}

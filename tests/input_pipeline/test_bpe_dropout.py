@@ -108,7 +108,7 @@ def test_without_dropout_it_is_sentencepiece(tokenizer, texts):
 @pytest.mark.parametrize('rate', [0.1, 0.7, 1.0])
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.text() | st.text(' \u2581ae190é\n') | st.sampled_from(CORPUS), max_size=6))
-def test_every_draw_says_the_same(tokenizer, rate, texts):
+def test_every_segmentation_decodes_to_the_same_text(tokenizer, rate, texts):
     assert [tokenizer.decode(row) for row in segment(tokenizer, texts, rate)] == texts
 
 

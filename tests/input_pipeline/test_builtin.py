@@ -82,7 +82,7 @@ def test_sizes_lengths_and_disjoint_splits(corpus, pairs):
     assert all(0 < len(text) <= builtin.LONGEST for pair in pairs for text in pair)
 
 
-def test_depends_on_the_seed_alone(corpus):
+def test_depends_only_on_the_seed(corpus):
     # Another hash seed, time zone and system locale must not show.
     script = ('import json, sys; from input_pipeline import builtin; '
               f'json.dump(builtin.make_corpus("en", "fr", sizes={SMALL}), sys.stdout)')

@@ -176,7 +176,7 @@ def test_a_split_may_be_outside_of_the_folder(tmp_path):
     ({'file': '/no/where'}, r"config\.data\.file='/no/where' does not exist, or is not a file"),
     ({'source': 'text'}, r"config\.data\.source='text': must be one of builtin, files, tfds for this task"),
 ])
-def test_what_is_not_there(options, message):
+def test_a_missing_file_or_source_is_reported(options, message):
     with pytest.raises(UserError, match=message):
         opened(**options)
 

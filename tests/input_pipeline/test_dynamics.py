@@ -29,7 +29,7 @@ def test_pendulum_swings_at_its_frequency():
 
 
 @pytest.mark.slow
-def test_level_and_scale_of_dynamics_tell_nothing():
+def test_level_and_scale_of_dynamics_do_not_reveal_the_system():
     data = open_arrays(options(source='builtin', name='dynamics'), labelled=True)
     np.testing.assert_allclose(data.inputs('train').mean(axis=1), 0, atol=1e-5)
     np.testing.assert_allclose(data.inputs('train').std(axis=1), 1, atol=1e-5)

@@ -28,7 +28,7 @@ def open_table(tmp_path, table, metric='loss', **changes):
         'context': 6, 'horizon': 2, 'season': 3, 'validation_share': 0.1} | changes), metric)
 
 
-def test_splits_are_cut_by_time_and_no_step_is_a_target_in_two_splits():
+def test_splits_are_divided_by_time_and_no_step_is_a_target_in_two_splits():
     data = windows()
     targets = {split: data.targets(split) for split in ('train', 'validation', 'test')}
     for split, steps in ('train', range(6, 32)), ('validation', range(32, 36)), ('test', range(36, 40)):

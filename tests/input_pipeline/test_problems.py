@@ -52,7 +52,7 @@ def write_pairs(folder, split='train', lines=LINES):
     write(folder / f'{split}.fr', lines)
 
 
-def test_what_is_sound_is_told_nothing_and_nothing_is_learned(folder, tmp_path):
+def test_correct_data_has_no_problems_and_no_tokenizer_is_learned(folder, tmp_path):
     write_pairs(folder)
     write(folder / 'train.txt', LINES)
     np.savez(folder / 'train.npz', inputs=np.random.default_rng(0).normal(size=(20, 4, 1)), targets=np.arange(20) % 2)
@@ -62,7 +62,7 @@ def test_what_is_sound_is_told_nothing_and_nothing_is_learned(folder, tmp_path):
     assert not (tmp_path / 'cache').exists()
 
 
-def test_everything_is_told_at_once(folder, tmp_path):
+def test_all_problems_are_reported_together(folder, tmp_path):
     write_pairs(folder)
     (folder / 'train.fr').unlink()
     write(folder / 'validation.tsv', ['one\tun', 'two'])
@@ -130,7 +130,7 @@ def test_of_large_files_the_beginning_is_looked_at(folder, tmp_path, monkeypatch
 
 @pytest.mark.parametrize('split', ['train', 'validation', 'test'])
 @pytest.mark.parametrize('content', [[], ['', '  ']])
-def test_an_empty_split_is_told_in_every_task(folder, tmp_path, split, content):
+def test_an_empty_split_is_reported_in_every_task(folder, tmp_path, split, content):
     for name in ('train', 'validation', 'test'):
         write_pairs(folder, name, content if name == split else LINES)
         write(folder / f'{name}.txt', content if name == split else LINES)
@@ -200,7 +200,7 @@ def test_a_test_split_may_be_missing_where_there_is_validation_data(folder, tmp_
         assert data_problems(make(folder, tmp_path)) == []
 
 
-def test_problems_of_arrays_are_told_together(folder, tmp_path):
+def test_problems_of_arrays_are_reported_together(folder, tmp_path):
     for split, values in (('train', np.arange(20) % 3), ('validation', np.full(20, 7)), ('test', np.full(20, 0.5))):
         np.savez(folder / f'{split}.npz', inputs=np.ones((20, 4, 1)), targets=values)
     found = data_problems(array_config(folder, tmp_path))

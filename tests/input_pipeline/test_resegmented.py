@@ -175,7 +175,7 @@ def test_too_small_a_budget_names_one_that_works(text):
 
 
 @pytest.mark.slow
-def test_the_option_is_for_training_alone(tmp_path):
+def test_the_option_is_only_for_training(tmp_path):
     config = demo.get_config()
     config.cache_dir = str(tmp_path)
     plain = open_data(config)

@@ -192,8 +192,8 @@ def workers_of(pid):
 @pytest.mark.skipif(sys.platform != 'linux', reason='looks for processes in /proc')
 @pytest.mark.slow
 @pytest.mark.parametrize('victim', ['a worker', 'the process'])
-def test_who_is_killed_loses_a_shard_only(victim, folder, tmp_path):
-    """Wherever the kill falls: the next build, or the workers that are left, make up for it."""
+def test_a_killed_process_loses_only_one_shard(victim, folder, tmp_path):
+    """At any moment of the kill, the next build or the remaining workers build the shard again."""
     rng = random.Random(victim)
     for attempt in range(2):
         store = tmp_path / str(attempt)

@@ -44,7 +44,7 @@ def write_pairs(folder, names, end='\n', pairs=PAIRS):
 
 
 def read(folder, split='train', validation_share=0.0, train='train', **options):
-    """The pairs of a split; nothing is cut off the training files unless a share is given."""
+    """Returns the pairs of a split. Without a share, nothing is held out from the training files."""
     data = text_data(folder, validation_share=validation_share, **options)
     data.splits.train = train
     return list(open_corpus(data).pairs(split))
@@ -100,7 +100,7 @@ def test_a_test_has_one_set_or_several_by_their_names(tmp_path, names, sets):
         asked_splits('none', data)
 
 
-def test_a_set_that_is_missing_is_told_by_its_option(tmp_path):
+def test_a_missing_set_is_reported_with_its_option(tmp_path):
     write_pairs(tmp_path, ['a.en', 'a.fr'])
     corpus = open_corpus(text_data(tmp_path, splits={'train': 'train', 'validation': 'val', 'test': 'a,b'}))
     with pytest.raises(UserError, match=r'b\.en .* does not exist.*splits\.test'):
@@ -158,7 +158,7 @@ def test_missing_file_is_named_with_what_to_do(tmp_path, present):
         read(tmp_path)
 
 
-def test_different_line_counts_are_both_told(tmp_path):
+def test_both_line_counts_are_reported(tmp_path):
     write(tmp_path / 'train.en', ['1', '2', '3'])
     write(tmp_path / 'train.fr', ['1', '2', '3', '4', '5'])
     with pytest.raises(UserError, match=r'train\.en has 3 lines but .*train\.fr has 5: they must have the same number'):
@@ -192,7 +192,7 @@ def test_fingerprint_follows_content_not_time(tmp_path):
     assert corpus.fingerprint('train') != before
 
 
-def test_fingerprint_tells_directions_apart(tmp_path):
+def test_fingerprint_distinguishes_directions(tmp_path):
     write_pairs(tmp_path, ['train.en', 'train.fr'])
     there, back = (open_corpus(text_data(tmp_path, source_lang=source, target_lang=target)).fingerprint('train')
                    for source, target in (('en', 'fr'), ('fr', 'en')))

@@ -80,8 +80,8 @@ def test_parts_are_spread_over_the_file(tmp_path):
 
 @pytest.mark.parametrize('files, cut', [
     (['validation', 'test'], []), (['validation'], []), (['test'], ['validation']), ([], ['validation', 'test'])])
-def test_only_what_has_no_files_is_cut_off(tmp_path, files, cut):
-    """Who gives validation data has decided what is trained on: nothing is cut off then, as it always was."""
+def test_only_splits_without_files_are_held_out(tmp_path, files, cut):
+    """If there are validation files, nothing is held out, as in all earlier versions."""
     write(tmp_path, PAIRS[:100])
     for split in files:
         write(tmp_path, PAIRS[200:250], split)
@@ -100,7 +100,7 @@ def test_only_what_has_no_files_is_cut_off(tmp_path, files, cut):
     (lambda folder: {'validation_share': 0.0}, r'validation\.en \(or validation\.en\.gz\) does not exist'),
     (lambda folder: {'splits': {'train': 'train', 'validation': 'vla', 'test': 'test'}}, r'vla\.en \(or .* not exist'),
 ])
-def test_what_is_meant_to_be_there_is_not_made_up(tmp_path, prepare, message):
+def test_a_missing_split_that_was_requested_is_an_error(tmp_path, prepare, message):
     write(tmp_path, PAIRS)
     changes = prepare(tmp_path) or {}
     with pytest.raises(UserError, match=message):
@@ -131,7 +131,7 @@ def documents(folder, **changes):
 
 
 @pytest.mark.parametrize('kind', ['line', 'blank_line'])
-def test_documents_of_one_file_are_cut_off(tmp_path, kind):
+def test_documents_of_one_file_are_held_out(tmp_path, kind):
     texts = [f'document {number}' for number in range(100)]
     (tmp_path / 'train.txt').write_text({'line': '\n', 'blank_line': '\n\n'}[kind].join([*texts, *texts]) + '\n')
     parts, fingerprints = documents(tmp_path, documents=kind)
@@ -140,7 +140,7 @@ def test_documents_of_one_file_are_cut_off(tmp_path, kind):
     assert not set(parts['train']) & {*parts['validation'], *parts['test']}
 
 
-def test_files_of_a_folder_are_cut_off_whole(tmp_path):
+def test_whole_files_of_a_folder_are_held_out(tmp_path):
     (tmp_path / 'train').mkdir()
     for number in range(20):
         (tmp_path / f'train/{number}').write_text(f'text {number}\n')
@@ -149,7 +149,7 @@ def test_files_of_a_folder_are_cut_off_whole(tmp_path):
     assert sorted(sum(parts.values(), [])) == sorted(f'text {number}\n' for number in range(20))
 
 
-def test_an_empty_folder_is_no_reason_to_cut(tmp_path):
+def test_an_empty_folder_of_a_split_is_an_error(tmp_path):
     (tmp_path / 'train.txt').write_text('one\ntwo\nthree\n')
     (tmp_path / 'validation').mkdir()
     with pytest.raises(UserError, match='for the validation split, .* must have validation.txt'):
@@ -162,7 +162,7 @@ def test_a_name_that_no_file_system_takes_is_no_folder(opener):
         opened('x' * 5000, opener)
 
 
-def test_of_a_single_document_the_last_characters_are_cut_off(tmp_path):
+def test_the_last_characters_of_a_single_document_are_held_out(tmp_path):
     text = ''.join(map(str, range(1000)))[:1000]
     (tmp_path / 'train.txt').write_text(text)
     parts, fingerprints = documents(tmp_path)
@@ -213,7 +213,7 @@ def test_equal_inputs_stay_together_and_no_class_is_lost_to_training(tmp_path):
 
 @pytest.mark.parametrize('files, counts', [
     (['validation', 'test'], [40, 5, 5]), (['test'], [36, 4, 5]), (['validation'], [40, 5])])
-def test_only_arrays_without_files_are_cut_off(tmp_path, files, counts):
+def test_only_array_splits_without_files_are_held_out(tmp_path, files, counts):
     save(tmp_path)
     for split in files:
         save(tmp_path, split, count=5, first=100)

@@ -28,6 +28,7 @@ def test_only_line_feeds_end_lines(content, expected, tmp_path):
 
 @pytest.mark.parametrize('name, content, message', [
     ('x.txt', b'good\nbad \xff\n', r'x\.txt:2: not UTF-8 \(byte 0xff at column 5\)'),
+    ('x.txt', 'naïf '.encode() + b'\xff\n', r'x\.txt:1: not UTF-8 \(byte 0xff at column 6\)'),  # ï has two bytes
     ('x.txt', b'good\n\xed\xa0\x80', r'x\.txt:2: not UTF-8'),  # half a surrogate pair
     ('x.txt', 'text'.encode('utf-16'), r'x\.txt:1: not UTF-8'),
     ('x.gz', gzip.compress(b'text ' * 99, mtime=0)[:-9], r'x\.gz cannot be read: '),

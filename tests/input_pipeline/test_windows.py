@@ -180,7 +180,7 @@ def test_order_changes_with_epoch_and_seed(packing):
               for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     orders = [pairs_of(batches) for batches in epochs]
     assert len(set(map(tuple, orders))) == 3
-    # Not the rows alone are shuffled: what is in a row differs too.
+    # Not only the order of the rows changes: the rows also have different contents.
     contents = [{tuple(row['tokens']) for row in rows_of(batches)} for batches in epochs]
     assert len(contents[0] & contents[1]) < len(contents[0]) / 2
 

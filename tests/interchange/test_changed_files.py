@@ -80,7 +80,7 @@ def originals(tmp_path_factory):
 
 
 def content(folder):
-    """What a folder gives: the config, the bytes of the parameters and the tokens of some lines."""
+    """Returns the config, the sizes, the bytes of the parameters and the tokens of some lines of a folder."""
     model = read_models([folder], 'best')
     return (json.dumps(model.config.to_dict(), sort_keys=True, default=str), repr(model.sizes),
             [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(model.params))],

@@ -134,8 +134,8 @@ def test_a_tokenizer_is_read_from_its_file_and_pickled(make, tmp_path):
 
 
 @pytest.mark.parametrize('make', TOKENIZERS.values(), ids=TOKENIZERS)
-def test_the_bytes_of_tokens_are_those_of_the_text(make):
-    """Words to avoid are looked for in them."""
+def test_the_bytes_of_all_tokens_are_the_bytes_of_the_text(make):
+    """The search for words to avoid reads these bytes."""
     ours, *_ = make()
     for line in LINES[::10]:
         written = b''.join(map(ours.bytes_of, ours.encode(line)))

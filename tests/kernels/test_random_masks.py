@@ -43,7 +43,7 @@ def test_any_shape(shape):
     assert keep_mask(jax.random.key(0), 0.5, shape).shape == shape
 
 
-def test_the_bits_are_of_the_key_and_the_place_alone():
+def test_the_bits_depend_only_on_the_key_and_the_place():
     key, shape = jax.random.key(2), (8, 6, 4)
     mask = np.asarray(keep_mask(key, 0.3, shape))
     np.testing.assert_array_equal(keep_mask(key, 0.3, (5, 6, 4)), mask[:5])  # also for fewer rows

@@ -42,7 +42,7 @@ def outcome(workdir):
 
 @pytest.fixture(scope='module')
 def whole(data, cache, tmp_path_factory):
-    """What a run without a fault comes to, by the number of its processes."""
+    """Returns a function: number of processes -> outcome of a run without a fault."""
     known = {}
 
     def find(count):
@@ -71,8 +71,8 @@ def reason(said):
     return found[1]
 
 
-def goes_on(count, workdir, data, cache, folder, expected):
-    """Starts the same command again; returns what it said of its start. It ends as one without a fault, to the bit."""
+def restart(count, workdir, data, cache, folder, expected):
+    """Starts the same command again, and returns its log line about the start. The outcome must be bit-identical."""
     with Job(count, arguments(workdir, data, cache), folder) as again:
         again.wait(range(count), 900)
         assert [process.returncode for process in again.processes] == [0] * count, again.said(0)
@@ -93,7 +93,7 @@ def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data,
             assert job.processes[number].returncode == STOPPED
             assert 'Run the same command again' in reason(job.said(number))
         told = reason(job.said(others[0]))
-    resumed = goes_on(count, workdir, data, cache, tmp_path / 'again', whole(count))
+    resumed = restart(count, workdir, data, cache, tmp_path / 'again', whole(count))
     print(f'DRILL {count} processes, {fault.name} to process {victim} -> '
           f'{told} -> {seconds:.1f} s -> {resumed}', flush=True)
 
@@ -184,7 +184,7 @@ def namespaces():
 
 @pytest.mark.skipif(not namespaces(), reason='no network namespaces here')
 def test_a_network_that_is_cut(data, cache, whole, tmp_path):
-    """No packet arrives any more, and nobody says so: no connection is closed."""
+    """No packet arrives any more, but no connection is closed."""
     workdir = tmp_path / 'run'
     with Network() as network, Job(2, arguments(workdir, data, cache), tmp_path / 'logs', network.inside,
                                    '10.77.0.1') as job:
@@ -193,7 +193,7 @@ def test_a_network_that_is_cut(data, cache, whole, tmp_path):
         seconds = job.wait([0, 1], LATE)
         told = [reason(job.said(number)) for number in (0, 1)]
         assert [process.returncode for process in job.processes] == [STOPPED] * 2
-    resumed = goes_on(2, workdir, data, cache, tmp_path / 'again', whole(2))
+    resumed = restart(2, workdir, data, cache, tmp_path / 'again', whole(2))
     print(f'DRILL 2 processes, the network between them cut -> '
           f'{told[0]} / {told[1]} -> {seconds:.1f} s -> {resumed}', flush=True)
 

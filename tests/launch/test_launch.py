@@ -118,7 +118,7 @@ def jobs():
     return {'Job': container()[1], 'JobSet': jobset['spec']['replicatedJobs'][0]['template']['spec']}, jobset['spec']
 
 
-def test_kubernetes_starts_again_what_can_go_on_and_nothing_else():
+def test_kubernetes_restarts_only_jobs_that_can_resume():
     both, jobset = jobs()
     for job in both.values():
         [rule] = job['podFailurePolicy']['rules']
@@ -144,7 +144,7 @@ def test_the_slice_has_the_machines_that_its_topology_says():
     assert job['completions'] == job['parallelism']
 
 
-def test_the_pods_of_a_slice_are_told_apart():
+def test_the_pods_of_a_slice_are_detected_from_variables():
     """By the variables that GKE sets, without a flag."""
     assert detected({'TPU_WORKER_HOSTNAMES': 'a,b,c,d', 'TPU_WORKER_ID': '3'}) == {}
 
@@ -182,7 +182,7 @@ def calls(path):
 
 @pytest.mark.parametrize('statuses, status', [
     ([0], 0), ([2], 2), ([75, 75, 0], 0), ([75, 137, 2], 2), ([134, 0], 0), ([1], 1), ([75, 75, 75, 75], 75)])
-def test_a_tpu_vm_starts_again_what_can_go_on(statuses, status, fake):
+def test_a_tpu_vm_restarts_a_run_that_can_resume(statuses, status, fake):
     python = fake(*statuses)
     run = python.with_name('a b')
     done = subprocess.run(['launch/tpu_vm.sh', '--config=x', f'--workdir={run}'], cwd=ROOT, capture_output=True,
@@ -239,7 +239,7 @@ def test_a_tpu_vm_needs_the_run_directory(fake):
 
 
 @pytest.mark.parametrize('statuses, interrupted', [(['wait', 0], 'python'), ([75, 0], 'sleep')])
-def test_a_tpu_vm_that_is_told_to_stop_does(statuses, interrupted, fake, tmp_path):
+def test_a_tpu_vm_stops_on_request(statuses, interrupted, fake, tmp_path):
     """During train.py, or during the pause before the next start."""
     python = fake(*statuses)
     fake(name='sleep', text='#!/bin/bash\ntouch "$0.up"\nPATH=${PATH#*:}\nexec sleep "$@"\n')

@@ -72,7 +72,7 @@ def programs_in_a_cache_of_their_own(cache):
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory, cache):
-    """A run of two processes with fsdp, which was left alone; the programs are in the cache from here on."""
+    """An uninterrupted run of two processes with fsdp. Afterwards, the programs are in the cache."""
     folder = tmp_path_factory.mktemp('whole')
     with Job(2, arguments(folder / 'run', cache, **TWO), folder / 'logs') as job:
         assert job.end() == [0, 0], job.said(0) + job.said(1)
@@ -97,7 +97,7 @@ def test_a_duplicate_number_ends_with_2_and_a_missing_process_with_75(count, num
 
 
 @pytest.mark.slow
-def test_unequal_devices_and_unequal_flags_are_said_in_every_process(cache, tmp_path):
+def test_unequal_devices_and_unequal_flags_are_reported_in_every_process(cache, tmp_path):
     both = sabotaged("os.environ['JAX_NUM_CPU_DEVICES'] = '2'", tmp_path / 'run', cache)
     with Job(2, both, tmp_path / 'logs') as job:
         assert job.end() == [2, 2]
@@ -294,7 +294,7 @@ def test_a_run_directory_that_another_training_takes_over_is_left_to_it(cache, t
 
 
 @pytest.mark.slow
-def test_pmap_saves_stops_at_once_and_goes_on_by_pmap_and_by_jit(cache, tmp_path):
+def test_pmap_saves_stops_at_once_and_resumes_with_pmap_and_with_jit(cache, tmp_path):
     run, changes = tmp_path / 'run', {'eval__every': 1000, 'checkpoint__every': 40, 'checkpoint__keep_last': 9}
     by_pmap = arguments(run, cache, parallel__mode='pmap', train__steps=400, **changes)
     with Job(2, by_pmap, tmp_path / 'logs') as job:

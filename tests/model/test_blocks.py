@@ -72,7 +72,7 @@ def test_decoder_block_is_the_reference(norm, seed):
           rows(reference.decoder_block, params, x, memory, masks, memory_masks, norm=norm))
 
 
-def test_heads_share_the_width_unless_told_otherwise():
+def test_heads_share_the_width_by_default():
     assert BlockConfig().head_widths() == (64, 64)
     assert BlockConfig(d_model=8, num_heads=2, d_k=3).head_widths() == (3, 4)
     assert BlockConfig(d_model=8, num_heads=3, d_k=3, d_v=5).head_widths() == (3, 5)

@@ -170,7 +170,7 @@ def test_sizes_other_than_those_of_the_training_need_no_learned_table():
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('pooling', POOLINGS)
 @pytest.mark.parametrize('position', ['sinusoidal', 'rotary', pytest.param('alibi', marks=pytest.mark.slow)])
-def test_a_padded_series_has_the_outputs_of_the_series_alone(pooling, position):
+def test_padding_does_not_change_the_outputs_of_a_series(pooling, position):
     """Also if a window in the middle is missing, its values have no effect."""
     model, variables = build(SERIES, 4, tiny(position=position), pooling=pooling)
     padded = jnp.pad(SERIES, ((0, 0), (0, 8), (0, 0)), constant_values=7.0)

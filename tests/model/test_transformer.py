@@ -237,7 +237,7 @@ def test_attention_weights_are_the_reference():
     close(collections['attention']['encoder']['layers_0']['self_attention']['weights'][0][0], expected)
 
 
-def test_weights_that_nobody_asks_for_cost_nothing(monkeypatch):
+def test_weights_that_are_not_requested_cost_nothing(monkeypatch):
     model, variables = transformer()
 
     def program():

@@ -30,7 +30,7 @@ def state(value):
 
 
 def evaluated(workdir, checkpoints, step, metric, value):
-    """What the loop does after an evaluation."""
+    """Does the same as the loop after an evaluation."""
     with open(workdir / 'metrics.jsonl', 'a') as file:
         file.write(json.dumps({'step': step, f'validation_{metric}': value}) + '\n')
     checkpoints.values[step] = value

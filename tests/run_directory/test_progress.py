@@ -67,7 +67,7 @@ def test_patience_ends_after_so_many_evaluations_without_a_better_one():
         False, False, False, False, True, False]
 
 
-def test_what_is_no_number_is_worst():
+def test_nan_is_the_worst_value():
     assert goodness('loss', float('nan')) < goodness('loss', 1e30) < goodness('loss', 1.0)
     assert goodness('bleu', float('nan')) < goodness('bleu', -1e30) < goodness('bleu', 1.0)
 

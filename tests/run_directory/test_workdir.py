@@ -122,7 +122,7 @@ def test_where_files_cannot_be_locked_the_run_says_so(copy, cache, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_safe_changes_of_the_config_are_said_and_kept(copy, cache, said):
+def test_safe_changes_of_the_config_are_logged_and_kept(copy, cache, said):
     config = tiny_config(cache, eval__every=5, train__steps=10, checkpoint__keep_last=2)
     start(copy, config)
     for line in ('eval.every 4 -> 5', 'train.steps 12 -> 10', 'checkpoint.keep_last 3 -> 2'):
@@ -176,7 +176,7 @@ def test_other_changes_are_refused_and_listed(copy, cache):
     assert 'eval.every' not in str(error.value) and (copy / 'config.json').read_text() == before
 
 
-def test_a_longer_cosine_is_said(copy, cache, said):
+def test_a_longer_cosine_is_logged(copy, cache, said):
     config = tiny_config(cache, optimizer__schedule='cosine')
     (copy / 'config.json').write_text(config.to_json())
     config.train.steps = 14

@@ -94,13 +94,13 @@ def test_a_fault_of_the_user_s_file_has_its_line(tmp_path, code, message):
     assert str(error.value).startswith(f'{path}:{message}')
 
 
-def test_a_fault_of_other_code_is_left_alone():
+def test_an_error_of_other_code_is_raised_unchanged():
     with pytest.raises(ZeroDivisionError), faults_in('recipe.py', only=True):
         raise ZeroDivisionError
 
 
 @pytest.mark.parametrize('error', [MemoryError('cannot allocate 9 GB'), RuntimeError('RESOURCE_EXHAUSTED: 9 GB\nat x')])
-def test_little_memory_is_said_with_the_sizes_to_lower(error):
+def test_little_memory_is_reported_with_the_sizes_to_lower(error):
     with pytest.raises(UserError, match='not enough memory .*9 GB.*batch.tokens.*--beam'), little_memory_explained():
         raise error
 
@@ -112,7 +112,7 @@ def test_another_fault_is_not_called_little_memory():
 
 def test_a_state_larger_than_the_machine_is_refused():
     shape = jax.ShapeDtypeStruct((2 ** 30, 2 ** 20), jnp.float32)
-    with pytest.raises(UserError, match=r'take 4,194,304 GB, .*Lower config\.model\.d_model'):
+    with pytest.raises(UserError, match=r'take 4,194,304 GiB, .*Lower config\.model\.d_model'):
         check_memory({'kernel': shape}, jax.local_devices())
     check_memory({'kernel': jax.ShapeDtypeStruct((8, 8), jnp.float32)}, jax.local_devices())
 

@@ -29,7 +29,7 @@ def test_no_file_is_created_where_none_is_wanted(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
+def test_a_lock_on_a_file_that_has_been_removed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, 'flock', lambda *_: os.unlink(tmp_path / 'lock'))
     with pytest.raises(FileNotFoundError):
         locked(tmp_path / 'lock')

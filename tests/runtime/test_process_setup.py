@@ -80,7 +80,7 @@ threading.Thread(target=steps).start()
 
 @pytest.mark.parametrize('cores, one_arena', [(1, True), (2, True), (3, False), (16, False)])
 def test_many_cores_do_not_share_one_lock_of_malloc(cores, one_arena, monkeypatch):
-    """One arena for all threads was measured on two cores alone."""
+    """One arena for all threads was measured only on two cores."""
     started = []
     monkeypatch.setattr(sys, 'platform', 'linux')
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(cores)), raising=False)

@@ -125,7 +125,7 @@ def test_a_process_0_elsewhere_is_found_by_the_address_of_the_job(monkeypatch):
         assert isinstance(error, UserError) and 'two processes have --process_id=0' in str(error)
 
 
-def test_a_port_that_is_taken_is_said_in_one_line():
+def test_a_port_that_is_in_use_is_reported_in_one_line():
     with socket.create_server(('', 0), family=socket.AF_INET6, dualstack_ipv6=True) as other:
         [error] = gather((2, 0), port=other.getsockname()[1])
     assert isinstance(error, UserError) and 'Address already in use. Use a free port' in str(error)

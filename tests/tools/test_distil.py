@@ -158,7 +158,7 @@ def test_a_corpus_of_long_sources_only_is_refused(run, data, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_can_be_tried_on_a_few_sentences(run, data, tmp_path):
+def test_sentences_limits_the_number_of_translated_sentences(run, data, tmp_path):
     done = distil(f'--workdir={run[0]},{run[0]}', f'--output={tmp_path}/few', '--sentences=3')
     assert done.returncode == 0, done.stderr
     lines = lines_of(data, 'train.en')
@@ -166,7 +166,7 @@ def test_it_can_be_tried_on_a_few_sentences(run, data, tmp_path):
     assert (tmp_path / 'few' / 'train.xx').read_text().count('\n') == 3
 
 
-def test_mistakes_are_told(corpus, run, tmp_path):
+def test_mistakes_are_reported(corpus, run, tmp_path):
     for arguments, message in (([f'--workdir={run[0]}'], '--output is missing'),
                                ([f'--workdir={run[0]}', f'--output={corpus}'], 'is not empty'),
                                ([f'--workdir={run[0]}', f'--output={tmp_path}/x', '--beam=0'], 'beam=0 must be'),

@@ -3,7 +3,7 @@
 from tools.hlo import arrays_of, computations_of
 
 
-def test_shapes_arguments_and_attributes_are_told_apart():
+def test_shapes_arguments_and_attributes_are_distinguished():
     computations, entry = computations_of('''HloModule jit_step, is_scheduled=true
 
 %sum (x: f32[], y: f32[]) -> f32[] {

@@ -77,7 +77,7 @@ def test_a_plan_by_formula_is_printed():
      '--topology=h100:8 --slices=1000000: 8,000,000 devices are more than a plan supports. Use at most 1,000,000'),
 ])
 @pytest.mark.slow
-def test_mistakes_are_told_in_a_line(arguments, message):
+def test_mistakes_are_reported_in_one_line(arguments, message):
     done = plan(*arguments)
     assert (done.returncode, done.stdout) == (2, '')
     assert done.stderr.splitlines()[-1] == f'error: {message}'
@@ -323,7 +323,7 @@ def test_a_search_by_formula_compiles_nothing():
 
 
 @pytest.mark.slow
-def test_what_is_too_large_is_told_with_what_would_fit():
+def test_a_plan_that_is_too_large_is_reported_with_options_that_fit():
     config, topology = lm_1b.get_config(), parse_topology('v5e:4x4')
     config.model.update(num_layers=1, d_model=8192, d_ff=32_768)
     whole = by_formula(config, topology)

@@ -59,7 +59,7 @@ def test_it_is_the_debiased_average_of_the_parameters_after_each_update(decay):
     assert max(jax.tree.leaves(apart)) > 0.01
 
 
-def test_without_it_the_state_is_what_it_was():
+def test_without_an_average_the_state_has_no_average():
     params = {'w': jnp.ones((2, 2))}
     plain = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.constant_schedule(0.1)))
     assert jax.tree.structure(optimizer_of(ema=0.0).init(params)) == jax.tree.structure(plain.init(params))

@@ -34,7 +34,7 @@ KEY = jax.random.key(3)
 
 
 class Constant(nn.Module):
-    """A teacher that says the same whatever it reads."""
+    """A teacher whose logits do not depend on its input."""
     logits: tuple[float, ...]
 
     @nn.compact
@@ -207,7 +207,7 @@ def test_two_processes_learn_what_one_does(run, data, cache, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_student_cannot_learn_from_is_told(run, data, cache, tmp_path):
+def test_an_impossible_teacher_is_reported(run, data, cache, tmp_path):
     for changes, message in (
             ({'train__teacher': tmp_path / 'none'}, 'none is not a run directory'),
             ({'data__tokenizer__vocab_size': 290}, 'config.data.tokenizer.vocab_size=290: must be 285, as in the run'),

@@ -48,7 +48,7 @@ def fake_wandb(monkeypatch, step=0):
 
 
 class Client:
-    """Takes everything, until told otherwise."""
+    """A client that fails as soon as it receives metrics, and must not be called again."""
 
     def get_experiment_by_name(self, name):
         return None

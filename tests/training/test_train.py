@@ -42,7 +42,7 @@ def test_it_trains_what_train_py_trains(whole, tmp_path, cache):
 
 
 @pytest.mark.slow
-def test_an_interrupt_saves_and_the_same_call_goes_on(whole, tmp_path, cache, monkeypatch):
+def test_an_interrupt_saves_and_the_same_call_resumes(whole, tmp_path, cache, monkeypatch):
     former = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         interrupting(patch, 6)
@@ -73,7 +73,7 @@ def test_it_trains_in_another_thread(whole, tmp_path, cache):
     assert outcome(tmp_path / 'run') == outcome(whole)
 
 
-def test_all_that_is_wrong_is_said_before_anything_is_made(tmp_path, cache):
+def test_all_problems_are_reported_before_any_file_is_written(tmp_path, cache):
     with pytest.raises(UserError) as error:
         loop.train(tiny_config(cache, model__dropout=2.0, train__steps=0), tmp_path / 'run')
     assert 'model.dropout' in str(error.value) and 'train.steps' in str(error.value)

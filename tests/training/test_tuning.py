@@ -216,7 +216,7 @@ def test_random_matrices_of_a_run_without_init_from_must_be_trained(option, valu
     assert not (tmp_path / 'run' / 'config.json').exists()
 
 
-def test_a_run_and_its_checkpoint_are_told_apart(tmp_path, monkeypatch):
+def test_a_run_and_its_checkpoint_are_distinguished(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ('a', 'b:c'):
         (tmp_path / name).mkdir()
@@ -286,7 +286,7 @@ def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(sharing,
 
 
 @pytest.mark.slow
-def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
+def test_an_impossible_initial_run_is_reported(run, data, cache, tmp_path):
     for changes, message in (
             ({'train__init_from': tmp_path / 'none'}, 'none is not a run directory'),
             ({'train__init_from': f'{run[0]}:bset'}, "checkpoint='bset' does not exist"),
@@ -300,7 +300,7 @@ def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_recipe_goes_on_from_a_run(run, cache, tmp_path):
+def test_the_recipe_fine_tunes_a_run(run, cache, tmp_path):
     config = fine_tune.get_config(str(run[0]))
     there = json.loads((run[0] / 'config.json').read_text())
     assert config.model.to_dict() == there['model'] and config.data.to_dict() == there['data']
