@@ -88,6 +88,8 @@ class Job:
                     self.process.terminate()
                 status = self.process.wait()
             if status:
+                if self.stopping and status == -signal.SIGKILL:
+                    return INTERRUPTED  # `kill` has ended the process, so the run has not failed
                 if status not in STOPPED and self._is_disk_full(begin):
                     return FULL
                 if status not in STOPPED:
