@@ -1,5 +1,6 @@
 """Executors, which run the jobs of a sweep: as processes on this machine, or as jobs on a Slurm cluster."""
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -123,7 +124,8 @@ class Job:
         self.stop()
         if self.process is not None:
             # process.wait() cannot be used here, because the signal has interrupted a call of process.wait().
-            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+            with contextlib.suppress(ChildProcessError):  # the process has ended, and its status has been read
+                os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(dataclasses.replace(self, stopping=False, process=None), *arguments)
 
 

@@ -62,6 +62,14 @@ def test_a_run_that_needs_longer_than_the_time_limit_has_not_failed(bench, clust
     assert executor._status(job, timed_out) == INTERRUPTED and not job.failure.exists()
 
 
+def test_a_job_is_queued_again_if_the_signal_arrives_between_two_commands(tmp_path):
+    job = Job('one', [], tmp_path / 'one.log', process=subprocess.Popen(['true']))
+    assert job.process is not None
+    job.process.wait()
+    again = job.checkpoint().function
+    assert isinstance(again, Job) and (again.name, again.stopping, again.process) == ('one', False, None)
+
+
 @pytest.mark.slow
 def test_jobs_outlive_the_sweep_and_are_found_again(bench, cluster):
     process = start(bench, '--executor=slurm')
