@@ -216,8 +216,9 @@ class Slurm(Executor):
         # handles it, and calls Job.checkpoint.
         wrapper = ['sh', '-c', 'trap "" USR2; exec "$@"', 'sh']
         sent = [dataclasses.replace(job, commands=[[*wrapper, *command] for command in job.commands]) for job in new]
-        with self._executor.batch():
-            waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
+        if new:  # submitit warns about an empty batch
+            with self._executor.batch():
+                waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
         for job in new:
             self._ticket(job).write_text(waiting[job].job_id)
         while waiting:
