@@ -13,6 +13,7 @@ from tests.browser.explanations import (  # noqa: F401 (fixtures)
     HOSTILE,
     PRECISION,
     SOURCE,
+    TARGET,
     attention,
     browser,
     cell,
@@ -257,6 +258,35 @@ def test_phone_and_dark(opened, scheme, width):
         assert page.evaluate('document.documentElement.scrollWidth') <= width
         page.locator('#theme').click()
         assert page.evaluate("getComputedStyle(document.body).backgroundColor").removeprefix('rgb(') != background
+
+
+CONTRASTS = """() => {  // of the texts of the keys with their backgrounds
+    const ink = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const luminance = color => {  // as WCAG 2 defines it
+        ink.fillStyle = color;
+        ink.fillRect(0, 0, 1, 1);
+        const [red, green, blue] = [...ink.getImageData(0, 0, 1, 1).data].map(value => value / 255)
+            .map(value => value <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4);
+        return .2126 * red + .7152 * green + .0722 * blue;
+    };
+    return tokens('keys').map(token => {
+        const {color, backgroundColor} = getComputedStyle(token);
+        const [dark, light] = [luminance(color), luminance(backgroundColor)].sort((one, other) => one - other);
+        return (light + .05) / (dark + .05);
+    });
+}"""
+
+
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_tokens_contrast_with_their_shade(opened, scheme):
+    """The contrast is at least 4.5, the minimum of WCAG 2, with every weight, also for quiet tokens."""
+    explanation = translation()
+    most = {SOURCE[key] for key in explanation.attention[0].weights[-1].mean(0).argmax(-1)}
+    assert most & {'▁', '</s>'} and most - {'▁', '</s>'}
+    with opened([explanation], color_scheme=scheme) as page:
+        for query in range(len(TARGET)):
+            page.locator('#queries .token').nth(query).click()
+            assert min(page.evaluate(CONTRASTS)) >= 4.5
 
 
 def test_text_runs_as_its_script_does(opened):
