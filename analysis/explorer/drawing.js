@@ -162,6 +162,9 @@ function drawHeads() {
   }
 }
 
+// Whether the keys run from right to left. Then key 0 is the last column of the matrix and of the thumbnails.
+const isBackwards = () => !item().picture && getComputedStyle($('keys')).direction === 'rtl';
+
 function paint(canvas) {
   const {queries, keys} = view.attention;
   const weights = table(view.attention, Number(canvas.dataset.layer), Number(canvas.dataset.head),
@@ -169,8 +172,9 @@ function paint(canvas) {
   const peak = weights.reduce((most, row) => Math.max(most, ...row), 1e-9);
   const [red, green, blue] = color(canvas);
   const image = new ImageData(canvas.width, canvas.height);
+  const column = isBackwards() ? key => canvas.width - 1 - key : key => key;
   weights.forEach((row, t) => row.forEach((weight, s) =>
-    image.data.set([red, green, blue, 255 * weight / peak], 4 * (t * canvas.width + s))));
+    image.data.set([red, green, blue, 255 * weight / peak], 4 * (t * canvas.width + column(s)))));
   canvas.getContext('2d').putImageData(image, 0, 0);
 }
 
@@ -192,7 +196,7 @@ function drawMatrix() {
   const named = side >= 12;
   const [left, top] = named ? [widest(queries), widest(keys)] : [0, 0];
   const cell = named ? side : clamp(width / keys.length, 12);
-  const backwards = !item().picture && getComputedStyle($('keys')).direction === 'rtl';
+  const backwards = isBackwards();
   const column = key => left + cell * (backwards ? keys.length - 1 - key : key);
   view.matrix = {left, top, cell, column};
 
