@@ -263,8 +263,9 @@ function moveCursor(active) {
 
 /* ---- keyboard, theme, start ---- */
 
-// Moves to the next token in the direction of an arrow key. Uses positions on the screen, so that the direction is
-// right for every script.
+// Moves to another token with an arrow key. Left and right follow the writing direction of the row, so they may go the
+// other way inside words of the other direction. Up chooses the key and down the query with the same index, or, in a
+// picture, the patch above or below. In columns, up and down stay in the column, and left and right change it.
 function walk(key) {
   const {side, index} = state.pinned ?? {side: 'queries', index: -1};
   const forward = item().picture || getComputedStyle($(side)).direction === 'ltr' ? 'ArrowRight' : 'ArrowLeft';
