@@ -7,7 +7,6 @@ The runs are records of analysis/compare.py:
     plot_varied(runs)
 """
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -91,7 +90,7 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
         drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title_fontsize=8,
                      title=f'sorted by the last value, {"best" if best else "largest"} first')
         if evaluated != curve:
-            axes.set_title(_in_training(runs, evaluated), fontsize=10)
+            axes.set_title(_in_training([run for run in runs if curve in run.curves], evaluated), fontsize=10)
     else:
         axes.set_title('no evaluation yet')
     return drawn
@@ -114,12 +113,11 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
       UserError: if `runs` is empty.
     """
     check_not_empty(runs)
-    settings = [setting for setting in by_setting(runs) if any(split in run.results for run in setting)]
-    measured = {name for setting in settings for run in setting for name in run.results.get(split, {})}
+    measured = {name for run in runs for name in run.results.get(split, {})}
     usual = runs[0].config['eval.metric']
     shown: str = metric or scored_metric(measured, usual) or usual
     points = []
-    for setting in settings:
+    for setting in by_setting(runs):
         values = [run.results[split][shown] for run in setting if shown in run.results.get(split, {})]
         if values:
             # The run with the fewest options is the recipe without changes, if the setting contains it.
@@ -136,7 +134,8 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
         axes.set_ylabel(_named(shown) if index % columns == 0 else '')
         axes.grid(alpha=0.3)
     if points:
-        drawn.suptitle(_of_decode(list(itertools.chain(*settings)), shown, split), fontsize=9)
+        scored = [run for run in runs if shown in run.results.get(split, {})]
+        drawn.suptitle(_of_decode(scored, shown, split), fontsize=9)
     if not panels:
         drawn.add_subplot().set_title(f'no option varies: {_named(shown)} {points[0][1]}' if points else
                                       f'no results with {shown} on {split} yet')
@@ -173,7 +172,7 @@ def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
 def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
     """Describes how decode.py measured a metric: 'BLEU of decode.py: beam 4, all of validation'."""
     def how(run):
-        search = run.results.get(split, {}).get('decoding', {})  # flags of decode.py may differ from the config
+        search = run.results[split].get('decoding', {})  # flags of decode.py may differ from the config
         method, beam = (search.get(name, run.config[f'decode.{name}']) for name in ('method', 'beam'))
         return _how(run, metric, method, beam, 'no label smoothing')
 

@@ -86,8 +86,10 @@ after = allyouneed.train(recipe(peak=1e-3), folder / 'tuned')
 # %% [markdown]
 # ## Before and after
 #
-# The next cell prints bits per character of the end of the documentation and of a Python file, before and after:
-# $-\frac{1}{n} \log_2 p(\text{text})$, where $n$ is the number of characters. `forced` returns $\log p$.
+# The next cell prints bits per character of the end of the documentation and of the beginning of a Python file, before
+# and after: $-\frac{1}{n} \sum_i \log_2 p(\text{line}_i)$, where $n$ is the number of characters of the lines. `forced`
+# returns $\log p$ of each line as a separate document. So each line also has an end token, and line breaks do not
+# count.
 
 # %%
 samples = {'documentation': text[-1500:], 'Python': (allyouneed.HOME / 'inference/search.py').read_text()[:1500]}

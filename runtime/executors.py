@@ -1,5 +1,6 @@
 """Executors, which run the jobs of a sweep: as processes on this machine, or as jobs on a Slurm cluster."""
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -92,6 +93,8 @@ class Job:
                     self.process.terminate()
                 status = self.process.wait()
             if status:
+                if self.stopping and status == -signal.SIGKILL:
+                    return INTERRUPTED  # `kill` has ended the process, so the run has not failed
                 if status not in STOPPED and self._is_disk_full(begin):
                     return FULL
                 if status not in STOPPED:
@@ -125,7 +128,8 @@ class Job:
         self.stop()
         if self.process is not None:
             # process.wait() cannot be used here, because the signal has interrupted a call of process.wait().
-            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+            with contextlib.suppress(ChildProcessError):  # the process has ended, and its status has been read
+                os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(dataclasses.replace(self, stopping=False, process=None), *arguments)
 
 
@@ -216,8 +220,9 @@ class Slurm(Executor):
         # handles it, and calls Job.checkpoint.
         wrapper = ['sh', '-c', 'trap "" USR2; exec "$@"', 'sh']
         sent = [dataclasses.replace(job, commands=[[*wrapper, *command] for command in job.commands]) for job in new]
-        with self._executor.batch():
-            waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
+        if new:  # submitit warns about an empty batch
+            with self._executor.batch():
+                waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
         for job in new:
             self._ticket(job).write_text(waiting[job].job_id)
         while waiting:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import types
+import warnings
 
 import pytest
 from submitit.core.utils import FailedJobError
@@ -60,6 +61,25 @@ def test_a_run_that_needs_longer_than_the_time_limit_has_not_failed(bench, clust
     assert executor._executor._executor.max_num_timeout == 10_000
     timed_out = types.SimpleNamespace(result=result, state='COMPLETED', job_id='4_0')
     assert executor._status(job, timed_out) == INTERRUPTED and not job.failure.exists()
+
+
+def test_a_job_is_queued_again_if_the_signal_arrives_between_two_commands(tmp_path):
+    job = Job('one', [], tmp_path / 'one.log', process=subprocess.Popen(['true']))
+    assert job.process is not None
+    job.process.wait()
+    again = job.checkpoint().function
+    assert isinstance(again, Job) and (again.name, again.stopping, again.process) == ('one', False, None)
+
+
+def test_submitit_does_not_warn_if_all_jobs_are_in_the_queue(bench, cluster, monkeypatch):
+    monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])  # with srun
+    monkeypatch.setattr('runtime.executors.time.sleep', lambda seconds: None)
+    executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
+    executor._ticket(job).parent.mkdir(parents=True)
+    executor._ticket(job).write_text('4_0')
+    monkeypatch.setattr(executor, '_queued', lambda job: types.SimpleNamespace(done=lambda: True, result=lambda: 0))
+    with warnings.catch_warnings(action='error'):
+        assert list(executor.run([job])) == [(job, 0)]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import types
+from concurrent import futures
 
 import pytest
 
@@ -331,6 +332,17 @@ def test_a_process_that_starts_while_its_job_is_stopped_is_ended(tmp_path, monke
     job = Job('one', [['sleep', '60']], tmp_path / 'one.log')
     began = time.monotonic()
     assert job() == -signal.SIGTERM and time.monotonic() - began < 30
+
+
+def test_a_run_that_is_killed_because_it_stops_slowly_has_not_failed(tmp_path):
+    script = 'trap "" TERM; touch "$0"; while :; do sleep 0.1; done'
+    job = Job('one', [['sh', '-c', script, str(tmp_path / 'begun')]], tmp_path / 'one.log')
+    with futures.ThreadPoolExecutor() as pool:
+        status = pool.submit(job)
+        wait_for(tmp_path / 'begun')
+        job.stop()
+        job.kill()
+        assert status.result(timeout=30) == INTERRUPTED and not job.failure.exists()
 
 
 def test_an_error_of_the_sweep_stops_its_runs(progress, tmp_path):

@@ -162,6 +162,9 @@ function drawHeads() {
   }
 }
 
+// Whether the keys run from right to left. Then key 0 is the last column of the matrix and of the thumbnails.
+const isBackwards = () => !item().picture && getComputedStyle($('keys')).direction === 'rtl';
+
 function paint(canvas) {
   const {queries, keys} = view.attention;
   const weights = table(view.attention, Number(canvas.dataset.layer), Number(canvas.dataset.head),
@@ -169,8 +172,9 @@ function paint(canvas) {
   const peak = weights.reduce((most, row) => Math.max(most, ...row), 1e-9);
   const [red, green, blue] = color(canvas);
   const image = new ImageData(canvas.width, canvas.height);
+  const column = isBackwards() ? key => canvas.width - 1 - key : key => key;
   weights.forEach((row, t) => row.forEach((weight, s) =>
-    image.data.set([red, green, blue, 255 * weight / peak], 4 * (t * canvas.width + s))));
+    image.data.set([red, green, blue, 255 * weight / peak], 4 * (t * canvas.width + column(s)))));
   canvas.getContext('2d').putImageData(image, 0, 0);
 }
 
@@ -192,7 +196,7 @@ function drawMatrix() {
   const named = side >= 12;
   const [left, top] = named ? [widest(queries), widest(keys)] : [0, 0];
   const cell = named ? side : clamp(width / keys.length, 12);
-  const backwards = !item().picture && getComputedStyle($('keys')).direction === 'rtl';
+  const backwards = isBackwards();
   const column = key => left + cell * (backwards ? keys.length - 1 - key : key);
   view.matrix = {left, top, cell, column};
 
@@ -259,8 +263,9 @@ function moveCursor(active) {
 
 /* ---- keyboard, theme, start ---- */
 
-// Moves to the next token in the direction of an arrow key. Uses positions on the screen, so that the direction is
-// right for every script.
+// Moves to another token with an arrow key. Left and right follow the writing direction of the row, so they may go the
+// other way inside words of the other direction. Up chooses the key and down the query with the same index, or, in a
+// picture, the patch above or below. In columns, up and down stay in the column, and left and right change it.
 function walk(key) {
   const {side, index} = state.pinned ?? {side: 'queries', index: -1};
   const forward = item().picture || getComputedStyle($(side)).direction === 'ltr' ? 'ArrowRight' : 'ArrowLeft';

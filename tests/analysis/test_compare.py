@@ -279,6 +279,16 @@ def test_the_plots_say_where_runs_were_not_measured_alike(tmp_path):
     assert plot_curves(runs, 'tokens_per_second').axes[0].get_title() == ''
 
 
+def test_the_plots_describe_only_the_runs_that_they_show(tmp_path):
+    write_run(tmp_path / 'scored', {}, 20.0, decoding={'method': 'greedy', 'beam': 4})
+    write_run(tmp_path / 'unscored', {'seed': 1}, 20.0, steps=(50,))
+    write_run(tmp_path / 'begun', {'eval.method': 'beam', 'eval.bleu_sentences': 20}, 20.0, steps=(50,))
+    (tmp_path / 'begun' / 'metrics.jsonl').unlink()
+    runs = load_runs(tmp_path)
+    assert plot_varied(runs).get_suptitle() == 'BLEU of decode.py: greedy, all of validation'
+    assert plot_curves(runs).axes[0].get_title() == 'BLEU in training: greedy, 200 sentences of validation'
+
+
 def test_a_grid_is_a_panel_for_each_option(tmp_path):
     for norm in ('pre', 'post'):
         for warmup in (1, 10, 20):

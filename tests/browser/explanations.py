@@ -110,3 +110,12 @@ def cell(page, query, key):
 
 def texts(page, selector):
     return page.locator(selector).all_inner_texts()
+
+
+def thumbnail(page):
+    """Returns the opacities of the pixels of the chosen head's picture, between 0 and 1."""
+    width, height, data = page.evaluate('''() => {
+        const canvas = document.querySelector('#heads [aria-pressed=true] canvas');
+        const {width, height} = canvas;
+        return [width, height, [...canvas.getContext('2d').getImageData(0, 0, width, height).data]]; }''')
+    return np.reshape(data[3::4], (height, width)) / 255

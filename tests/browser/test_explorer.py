@@ -13,6 +13,7 @@ from tests.browser.explanations import (  # noqa: F401 (fixtures)
     HOSTILE,
     PRECISION,
     SOURCE,
+    TARGET,
     attention,
     browser,
     cell,
@@ -21,6 +22,7 @@ from tests.browser.explanations import (  # noqa: F401 (fixtures)
     picture,
     share,
     texts,
+    thumbnail,
     translation,
 )
 
@@ -42,11 +44,7 @@ def test_every_layer_and_head_of_every_kind_is_shown_unchanged(opened):
                 np.testing.assert_allclose(shown, weights, atol=1 / 255)
                 query, key = divmod(layer * 7 + len(str(head)) * 13, 8)
                 assert cell(page, query % 8, key) == pytest.approx(weights[query % 8, key], abs=PRECISION)
-                opacity = page.evaluate('''() => {
-                    const canvas = document.querySelector('#heads [aria-pressed=true] canvas');
-                    const {width, height} = canvas;
-                    return [...canvas.getContext('2d').getImageData(0, 0, width, height).data]; }''')[3::4]
-                np.testing.assert_allclose(np.reshape(opacity, weights.shape) / 255, weights / weights.max(), atol=0.02)
+                np.testing.assert_allclose(thumbnail(page), weights / weights.max(), atol=0.02)
 
 
 def test_a_chosen_token_shows_where_it_looks_and_what_else_it_might_have_been(opened):
@@ -259,11 +257,41 @@ def test_phone_and_dark(opened, scheme, width):
         assert page.evaluate("getComputedStyle(document.body).backgroundColor").removeprefix('rgb(') != background
 
 
+CONTRASTS = """() => {  // of the texts of the keys with their backgrounds
+    const ink = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const luminance = color => {  // as WCAG 2 defines it
+        ink.fillStyle = color;
+        ink.fillRect(0, 0, 1, 1);
+        const [red, green, blue] = [...ink.getImageData(0, 0, 1, 1).data].map(value => value / 255)
+            .map(value => value <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4);
+        return .2126 * red + .7152 * green + .0722 * blue;
+    };
+    return tokens('keys').map(token => {
+        const {color, backgroundColor} = getComputedStyle(token);
+        const [dark, light] = [luminance(color), luminance(backgroundColor)].sort((one, other) => one - other);
+        return (light + .05) / (dark + .05);
+    });
+}"""
+
+
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_tokens_contrast_with_their_shade(opened, scheme):
+    """The contrast is at least 4.5, the minimum of WCAG 2, with every weight, also for quiet tokens."""
+    explanation = translation()
+    most = {SOURCE[key] for key in explanation.attention[0].weights[-1].mean(0).argmax(-1)}
+    assert most & {'▁', '</s>'} and most - {'▁', '</s>'}
+    with opened([explanation], color_scheme=scheme) as page:
+        for query in range(len(TARGET)):
+            page.locator('#queries .token').nth(query).click()
+            assert min(page.evaluate(CONTRASTS)) >= 4.5
+
+
 def test_text_runs_as_its_script_does(opened):
     hebrew = ['▁של', 'ום', '▁New', '▁York', '▁2', '6', '</s>']
     chinese = ['▁', '我', '喜欢', '猫', '。', '</s>']
     arabic = ['▁مر', 'حبا', '▁بالعالم', '</s>']
-    with opened([translation(1, hebrew, chinese), translation(2, chinese, arabic)]) as page:
+    first = translation(1, hebrew, chinese)
+    with opened([first, translation(2, chinese, arabic)]) as page:
         def places(side):
             return [token.bounding_box()['x'] for token in page.locator(f'#{side} .token').all()]
 
@@ -275,6 +303,8 @@ def test_text_runs_as_its_script_does(opened):
         assert x[0] > x[1] > x[5] > x[4] > x[3] > x[2] > x[6]  # New York 26 runs to the right
         assert places('queries') == sorted(places('queries'))
         assert page.evaluate('view.matrix.column(0) > view.matrix.column(1)')
+        weights = first.attention[0].weights[-1].mean(0)
+        np.testing.assert_allclose(thumbnail(page), weights[:, ::-1] / weights.max(), atol=0.02)
         page.locator('#keys .token').first.click()
         page.keyboard.press('ArrowLeft')  # onwards
         assert page.evaluate('document.activeElement.textContent') == 'ום'
@@ -402,10 +432,7 @@ def test_hidden_patches_of_a_series_are_no_queries(opened):
         np.testing.assert_allclose(shades(), expected.sum(0) / expected.sum(0).max(), atol=0.02)
         largest = page.locator('#matrix-title').inner_text().rpartition(': ')[2]
         assert share(largest) == pytest.approx(expected.max(), abs=PRECISION)
-        opacity = page.evaluate('''() => {
-            const canvas = document.querySelector('#heads [aria-pressed=true] canvas');
-            return [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data]; }''')[3::4]
-        np.testing.assert_allclose(np.reshape(opacity, (8, 8)) / 255, expected / expected.max(), atol=0.02)
+        np.testing.assert_allclose(thumbnail(page), expected / expected.max(), atol=0.02)
         means = page.evaluate('weightsOf(null)')
         np.testing.assert_allclose(means, expected.sum(0) / 7, atol=1 / 255)
         page.locator('#patches .token').nth(3).click()
