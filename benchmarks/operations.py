@@ -22,14 +22,14 @@ class Op:
       kind: the kind of the operation (see `kind_of`).
       place: the place in the model (see `place_of`).
       shape: the shape of the result.
-      flops: the number of floating-point operations in matrix products.
+      flops: the number of floating-point operations in matrix products; NaN if it is unknown.
       fused: whether the operation is a part of another operation.
     """
     name: str
     kind: str
     place: str
     shape: str
-    flops: int
+    flops: float
     fused: bool = False
 
 

@@ -6,12 +6,13 @@ the same place in the model, over all layers. A line of the second table is the 
 encoder. The time during which several operations run is divided equally among these operations, so that the sum of all
 lines is the time of the step. `threads` is the mean number of threads that worked on an operation while the operation
 ran. `GFLOP/s` is the speed of the matrix products of an operation during the whole time in which the operation ran,
-also if other operations ran at the same time.
+also if other operations ran at the same time. It is empty if a search has several programs with different products.
 
 --each prints every operation with its name in the compiled program. --hlo=DIR keeps the texts of the compiled programs.
 """
 
 import dataclasses
+import math
 import os
 import shutil
 import tempfile
@@ -75,7 +76,8 @@ def report(dump: Path) -> None:
                 earlier = ops.setdefault((program, name), op)
                 # The trace has only the names of programs, and a search has a program for each size of its cache.
                 if (earlier.shape, earlier.flops) != (op.shape, op.flops):
-                    ops[program, name] = dataclasses.replace(op, shape='several shapes', flops=0)
+                    flops = op.flops if op.flops == earlier.flops else math.nan
+                    ops[program, name] = dataclasses.replace(op, shape='several shapes', flops=flops)
     what = f'{WHAT.value}, {WORKLOAD.value}, {DTYPE.value}, precision {used_precision()}'
     print(f'{what}: {1e3 * seconds / steps:.2f} ms per step, not profiled')
     print_table(costs, ops, by=(lambda op: (op.kind, op.place, op.shape, op.name)) if EACH.value else

@@ -131,7 +131,7 @@ def print_table(costs: Mapping[Name, Cost], ops: Mapping[Name, Op], by: Callable
     ranked = sorted(groups.items(), key=lambda group: -group[1].seconds)
     for names, cost in [*ranked[:top], (('total',), total)]:
         running = max(cost.running_seconds, 1e-12)
-        speed = f'{cost.flops / running / 1e9:7.0f}' if cost.flops else ' ' * 7
+        speed = f'{cost.flops / running / 1e9:7.0f}' if cost.flops > 0 else ' ' * 7  # NaN: unknown
         threads = cost.thread_seconds / running
         print(f'{cost.count:8.1f} {1e3 * cost.seconds:9.3f} {cost.seconds / total.seconds:6.1%} {threads:7.2f} {speed}'
               f'  {" | ".join(names)}')

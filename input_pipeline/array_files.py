@@ -201,8 +201,12 @@ def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) 
     # the header with Python's tokenizer.
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, MemoryError,
             OverflowError, SyntaxError, tokenize.TokenError) as error:
-        advice = ('Save arrays of numbers or text, not objects' if 'allow_pickle' in str(error) else
-                  'Write the file again with numpy.savez')
+        if isinstance(error, MemoryError):
+            advice = ('Use fewer or smaller examples, or a machine with more memory. If the file is damaged, write it '
+                      'again with numpy.savez')
+        else:
+            advice = ('Save arrays of numbers or text, not objects' if 'allow_pickle' in str(error) else
+                      'Write the file again with numpy.savez')
         raise UserError(f'{path} cannot be read: {error}. {advice}') from None
     for name, array in zip((*names, *optional), arrays, strict=True):
         if not isinstance(array, np.ndarray | None):  # NumPy returns bytes if the member is a pickle or a text

@@ -65,7 +65,8 @@ class Job:
         """Runs the commands until one fails, and returns an exit status.
 
         Returns 0 if all commands succeed, FULL if a command or the writing of the log fails because the disk is full,
-        and INTERRUPTED if `stop` was called before a command. Otherwise, returns the exit status of the failed command.
+        and INTERRUPTED if `stop` was called before a command, or if the process was killed after a call of `stop`.
+        Otherwise, returns the exit status of the failed command.
         """
         try:
             return self._run_commands(environment)

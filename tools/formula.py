@@ -7,6 +7,7 @@ The constants were fitted to compiled programs for TPUs. docs/planning.md compar
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -61,6 +62,7 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     used = _count(recipe.boxed.params, mesh, ('tensor',))
     trained = _trained(recipe.boxed.params, recipe.parts['tuning'])
     learned, updated = (_count(trained, mesh, axes) for axes in (('tensor',), ('fsdp', 'tensor')))
+    tables = [leaf for leaf in jax.tree.leaves(trained, is_leaf=_is_box) if 'vocab' in getattr(leaf, 'names', ())]
     state = _count(recipe.boxed, mesh, ('fsdp', 'tensor'))
     tensor, shares = mesh['tensor'], mesh['data'] * mesh['fsdp']
     passes = 2 if config.train.r_drop or config.train.simcut else 1
@@ -89,7 +91,7 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     cast = size * used if size < 4 else 0
     temporaries = kept + cast + logits + 4 * tokens / count * vocabulary / tensor
     return Figures(recipe.flops / devices, traffic, 0.0, 4 * state, temporaries, 4 * state + temporaries,
-                   tuple(_collectives(mesh, used, learned, min(table, learned),
+                   tuple(_collectives(mesh, used, learned, min(table, _count(tables, mesh, ('tensor',))),
                                       layers * tokens * width * config.train.accumulate, size)))
 
 
@@ -145,7 +147,7 @@ def meshes(topology: Topology, config: ConfigDict) -> Iterator[tuple[int, int, i
 def _count(boxed: PyTree, mesh: Mapping[str, int], axes: tuple[str, ...]) -> float:
     """Returns the number of array elements per device, if the pytree is sharded over the given `axes` of the mesh."""
     rules, total = dict(RULES), 0.0
-    for leaf in jax.tree.leaves(boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata)):
+    for leaf in jax.tree.leaves(boxed, is_leaf=_is_box):
         if not (arrays := jax.tree.leaves(nn.unbox(leaf))):  # a box of the optimizer's state, of a frozen parameter
             continue
         shape, names = arrays[0].shape, getattr(leaf, 'names', ())
@@ -156,3 +158,7 @@ def _count(boxed: PyTree, mesh: Mapping[str, int], axes: tuple[str, ...]) -> flo
                 share *= mesh[along]
         total += math.prod(shape) / share
     return total
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, nn.meta.AxisMetadata)

@@ -11,6 +11,7 @@ import sys
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -213,6 +214,9 @@ def test_frozen_parameters_have_no_gradients_and_no_moments(monkeypatch):
     monkeypatch.setattr(Recipe, 'flops', 1)
     whole, adapted = (estimate(Recipe(small(train__lora_rank=rank)), {'data': 4, 'fsdp': 1, 'tensor': 1})
                       for rank in (0, 1))
+    recipe = Recipe(small(train__lora_rank=1))
+    factors = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(recipe.boxed.params['adapters']['of']))
+    assert adapted.collectives[0].bytes == jnp.dtype(recipe.config.model.dtype).itemsize * factors  # no table
     assert adapted.collectives[0].bytes < 0.1 * whole.collectives[0].bytes
     assert adapted.traffic < whole.traffic and adapted.arguments < whole.arguments / 2
 
