@@ -52,7 +52,7 @@ def test_a_text_has_the_same_subwords_there(options, kind, normalization, tmp_pa
     write_huggingface(trained, tmp_path)
     there = transformers.AutoTokenizer.from_pretrained(tmp_path)
     # Normalised text of other scripts may differ, and with unigram the names of special tokens: see
-    # interchange/huggingface_tokenizers.py.
+    # interchange/tokenizer_json.py.
     lines = [*code, '  two  spaces ', *(mixed_lines(200, seed=5) if normalization == 'identity' else []),
              *(['a <s>old</s> b <unk><pad>'] if kind == 'bpe' else [])]
     for line in lines:
