@@ -87,9 +87,9 @@ class _Stdout(io.TextIOWrapper):
 def unless_left_behind(hook: Callable) -> Callable:
     """Returns a hook for exceptions that Python ignores. It calls `hook`, except in two cases.
 
-    - Tasks of Orbax raise 'Event loop is closed' if they still run after their event loop has closed. The hook ignores
-      this error.
-    - Ctrl-C during a callback of JAX's garbage collection would be lost. The hook interrupts the main thread again.
+    Tasks of Orbax raise 'Event loop is closed' if they still run after their event loop has closed. The hook ignores
+    this error. Ctrl-C during a callback of JAX's garbage collection would be lost. The hook interrupts the main thread
+    again.
     """
     def unless(event: Any) -> None:
         if issubclass(event.exc_type, KeyboardInterrupt):  # exc_value may be None
