@@ -73,8 +73,8 @@ def test_the_peak_that_is_logged_is_what_linux_says(tmp_path, cache, caplog):
         pytest.skip('asks Linux')
     start(tmp_path / 'run', tiny_config(cache, train__steps=1))
     kilobytes = int(re.search(r'VmHWM:\s+(\d+) kB', Path('/proc/self/status').read_text())[1])
-    told = float(re.search(r'peak memory (\d+\.\d+) GiB', caplog.text)[1])
-    assert told == pytest.approx(kilobytes / 2 ** 20, abs=0.02)
+    logged = float(re.search(r'peak memory (\d+\.\d+) GiB', caplog.text)[1])
+    assert logged == pytest.approx(kilobytes / 2 ** 20, abs=0.02)
 
 
 def test_a_window_of_steps_that_a_resumed_run_has_made_is_reported(copy, cache, monkeypatch, said):

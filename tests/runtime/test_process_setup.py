@@ -44,7 +44,7 @@ print('not stopped')'''
     assert (done.returncode, done.stdout) == (75, 'one\ntwo\n')
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='the tunables are those of glibc')
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='only glibc has these tunables')
 def test_memory_that_a_thread_frees_is_not_had_from_linux_anew_unless_the_user_has_tunables():
     """As a train step does, in a thread of XLA's: a large block, touched, freed, and again."""
     script = """
