@@ -47,14 +47,14 @@ class Job:
       name: the name of the run.
       commands: the commands with their arguments.
       log: the file to which the commands' output is appended.
-      stopping: True after a call of `stop`. Then no further command starts.
       process: the process of the current command.
+      stop_signal: the signal of the last call of `stop` or `kill`, or None. After such a call, no further command starts.
     """
     name: str
     commands: list[list[str]]
     log: Path
-    stopping: bool = False
     process: subprocess.Popen | None = None
+    stop_signal: signal.Signals | None = None
 
     @property
     def failure(self) -> Path:
@@ -65,8 +65,8 @@ class Job:
         """Runs the commands until one fails, and returns an exit status.
 
         Returns 0 if all commands succeed, FULL if a command or the writing of the log fails because the disk is full,
-        and INTERRUPTED if `stop` was called before a command, or if the process was killed after a call of `stop`.
-        Otherwise, returns the exit status of the failed command.
+        and INTERRUPTED if `stop` or `kill` was called before a command, or if SIGKILL ended the process after such a
+        call. Otherwise, returns the exit status of the failed command.
         """
         try:
             return self._run_commands(environment)
@@ -83,18 +83,18 @@ class Job:
             with open(self.log, 'a', encoding='utf-8', errors='backslashreplace') as output:
                 output.write(f'$ {shlex.join(command)}\n')
                 output.flush()
-                if self.stopping:
+                if self.stop_signal:
                     return INTERRUPTED
                 # The process has its own session, so Ctrl-C in the terminal does not reach the process directly.
                 # `stop` sends it a signal instead. With close_fds=False, the process inherits the lock of the sweep's
                 # directory, and holds the lock until the process ends.
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                                 env=environment, start_new_session=True, close_fds=False)
-                if self.stopping:  # `stop` was called while the process was starting
-                    self.process.terminate()
+                if self.stop_signal:  # `stop` or `kill` was called while the process was starting
+                    self.process.send_signal(self.stop_signal)
                 status = self.process.wait()
             if status:
-                if self.stopping and status == -signal.SIGKILL:
+                if self.stop_signal and status == -signal.SIGKILL:
                     return INTERRUPTED  # `kill` has ended the process, so the run has not failed
                 if status not in STOPPED and self._is_disk_full(begin):
                     return FULL
@@ -115,14 +115,17 @@ class Job:
 
     def stop(self) -> None:
         """Asks the process of the current command to save a checkpoint and to exit."""
-        self.stopping = True
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
+        self._send(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills the process of the current command at once. The run can resume from its last checkpoint."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
+        self._send(signal.SIGKILL)
+
+    def _send(self, stop_signal: signal.Signals) -> None:
+        """Sends a signal to the process, or, if the process is just starting, has `_run_commands` send it."""
+        self.stop_signal = stop_signal
+        if self.process is not None:
+            self.process.send_signal(stop_signal)  # does nothing if the process has ended
 
     def checkpoint(self, *arguments: Any) -> DelayedSubmission:
         """Stops the run and queues the job again. submitit calls this method before a time limit or a preemption."""
@@ -131,7 +134,7 @@ class Job:
             # process.wait() cannot be used here, because the signal has interrupted a call of process.wait().
             with contextlib.suppress(ChildProcessError):  # the process has ended, and its status has been read
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(dataclasses.replace(self, stopping=False, process=None), *arguments)
+        return DelayedSubmission(dataclasses.replace(self, process=None, stop_signal=None), *arguments)
 
 
 class Executor(Protocol):

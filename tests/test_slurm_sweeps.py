@@ -68,7 +68,7 @@ def test_a_job_is_queued_again_if_the_signal_arrives_between_two_commands(tmp_pa
     assert job.process is not None
     job.process.wait()
     again = job.checkpoint().function
-    assert isinstance(again, Job) and (again.name, again.stopping, again.process) == ('one', False, None)
+    assert isinstance(again, Job) and (again.name, again.process, again.stop_signal) == ('one', None, None)
 
 
 def test_submitit_does_not_warn_if_all_jobs_are_in_the_queue(bench, cluster, monkeypatch):

@@ -320,18 +320,22 @@ def test_a_log_on_a_full_disk_is_no_failure(tmp_path):
     assert list(Local(1).run([job])) == [(job, FULL)] and not job.failure.exists()
 
 
-def test_a_process_that_starts_while_its_job_is_stopped_is_ended(tmp_path, monkeypatch):
+@pytest.mark.parametrize('requests, status', [(['stop'], -signal.SIGTERM), (['stop', 'kill'], INTERRUPTED)])
+def test_a_process_that_starts_while_its_job_is_stopped_is_ended(requests, status, tmp_path, monkeypatch):
+    """By the last request. The process ignores SIGTERM if it is killed."""
     start = subprocess.Popen
 
     def starts_slowly(*arguments, **options):
         process = start(*arguments, **options)
-        job.stop()  # before the job knows the process
+        wait_for(tmp_path / 'begun')
+        for request in requests:
+            getattr(job, request)()  # before the job knows the process
         return process
 
     monkeypatch.setattr('runtime.executors.subprocess.Popen', starts_slowly)
-    job = Job('one', [['sleep', '60']], tmp_path / 'one.log')
-    began = time.monotonic()
-    assert job() == -signal.SIGTERM and time.monotonic() - began < 30
+    script = f'{"trap : TERM; " * ("kill" in requests)}touch "$0"; while :; do sleep 0.1; done'
+    job = Job('one', [['sh', '-c', script, str(tmp_path / 'begun')]], tmp_path / 'one.log')
+    assert job() == status and not job.failure.exists()
 
 
 def test_a_run_that_is_killed_because_it_stops_slowly_has_not_failed(tmp_path):
