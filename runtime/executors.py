@@ -48,7 +48,7 @@ class Job:
       commands: the commands with their arguments.
       log: the file to which the commands' output is appended.
       process: the process of the current command.
-      stop_signal: the signal of the last call of `stop` or `kill`, or None. After such a call, no further command starts.
+      stop_signal: the signal of the last call of `stop` or `kill`, or None. If it is set, no further command starts.
     """
     name: str
     commands: list[list[str]]
