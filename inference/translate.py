@@ -61,7 +61,7 @@ def _warn(note: str) -> None:
 
 
 class Translator(SearchModel):
-    """Translates with an encoder-decoder model of any kind.
+    """An encoder-decoder model of any kind, which translates sentences.
 
     Attributes:
       max_length: the maximum number of tokens of a source, including the end token. A longer source is truncated, with

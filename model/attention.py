@@ -88,9 +88,9 @@ def masked_softmax(scores: Float[Array, 'batch heads target source'],
                    mask: Mask | None = None) -> Float[Array, 'batch heads target source']:
     """Returns the softmax of the scores over the keys, in float32. A query that sees no key gets weights of 0, not NaN.
 
-    In equation 1, the mask is a bias of 0 or -inf that is added to the scores. Here, the scores have been scaled by
-    1 / sqrt(d_k) before the mask is applied. For a mask, this order has no effect, because scaling does not change 0
-    and -inf. For a finite bias, the order matters.
+    In section 3.2.3, the scores of hidden keys become -inf, as if a bias of 0 or -inf were added to the scores. Here,
+    the scores have been scaled by 1 / sqrt(d_k) before the mask is applied. For a mask, this order has no effect,
+    because scaling does not change 0 and -inf. For a finite bias, the order matters.
     """
     scores = scores.astype(jnp.float32)
     if mask is None:
@@ -114,9 +114,10 @@ def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRES
     """Returns the output and the weights of attention pooling with any score function (docs/mathematics.md).
 
     The output for a query q is A(q, D) = sum_s alpha(q, k_s) v_s. D is a database of pairs (key, value), and the
-    weights alpha are the softmax of score(q, k_s) over the keys. With one-hot weights, attention is a table look-up. In
-    general, A is the expectation of v under alpha. The function `at` may read or replace the values at the places
-    'scores' and 'weights' (model/places.py).
+    weights alpha are the softmax of score(q, k_s) over the keys. `relation` hides keys, and may add a bias to the
+    scores. With one-hot weights, attention is a table look-up. In general, A is the expectation of v under alpha.
+    `drop` is applied to the weights before the values are pooled, but not to the returned weights. The function `at`
+    may read or replace the values at the places 'scores' and 'weights' (model/places.py).
     """
     scores, bias = score(query, key), relation.whole_bias()
     scores = at('scores', scores if bias is None else scores + bias)
@@ -126,7 +127,7 @@ def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRES
 
 def scaled_dot_product_attention(query: Float[Array, 'batch target heads d_k'], key: Keys, value: Values,
                                  mask: Mask | None = None) -> Pooled:
-    """Returns softmax(Q K' / sqrt(d_k) + mask) V for every head (equation 1)."""
+    """Returns softmax(Q K' / sqrt(d_k)) V for every head (equation 1). `mask` is True for visible keys."""
     return attention(query, key, value, Relation(mask=mask))[0]
 
 

@@ -111,9 +111,13 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
 class FeedForward(nn.Module):
     """The feed-forward sublayer max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
 
-    With feed_forward='gated', the sublayer is (phi(x W_gate) * (x W_1)) W_2, a gated linear unit with the activation
-    phi. This unit is called SwiGLU if phi = silu, and GEGLU if phi = gelu (Shazeer 2020, arXiv:2002.05202, equations 5
-    and 6). A gated sublayer has three matrices, so with 2/3 of d_ff it has as many parameters as a plain sublayer.
+    config.activation replaces max(0, .). config.feed_forward_bias=False omits the biases. In training, dropout is
+    applied before W_2.
+
+    With feed_forward='gated', the sublayer is (phi(x W_gate + b_gate) * (x W_1 + b_1)) W_2 + b_2, a gated linear unit
+    with the activation phi. This unit is called SwiGLU if phi = silu, and GEGLU if phi = gelu (Shazeer 2020,
+    arXiv:2002.05202, equations 5 and 6). A gated sublayer has three matrices, so with 2/3 of d_ff it has as many
+    parameters as a plain sublayer.
     """
     config: BlockConfig
 
@@ -157,8 +161,9 @@ def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm | n
 class Residual(nn.Module):
     """The residual connection and the layer norm around a sublayer f.
 
-    norm='post' is LN(x + f(x)), and norm='pre' is x + f(LN(x)). The paper's equation is 'post', but many annotated
-    implementations compute 'pre'. The two forms need different learning rates, and 'post' needs a warm-up.
+    norm='post' is LN(x + dropout(f(x))), and norm='pre' is x + dropout(f(LN(x))) (sections 3.1 and 5.4). The paper's
+    equation is 'post', but many annotated implementations compute 'pre'. The two forms need different learning rates,
+    and 'post' needs a warm-up.
 
     With layer dropout, training skips f for a whole batch with probability `layer_dropout` (Huang et al. 2016,
     arXiv:1603.09382; Fan et al. 2020, arXiv:1909.11556, skip whole layers). The result is then LN(x) for 'post', and x

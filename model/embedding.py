@@ -96,7 +96,7 @@ class OutputProjection(nn.Module):
 
 
 def logits_bias(module: nn.Module, size: int) -> Float[Array, '{size}']:
-    """Creates a bias of the logits, initially 0, as a parameter of `module`. Call this function in `module.setup`."""
+    """Returns a bias of the logits, a new parameter of `module`, initially 0. Call this function in `module.setup`."""
     init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
     return module.param('logits_bias', init, (size,), jnp.float32, unbox=True)
 

@@ -37,9 +37,9 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
 
     eps is `label_smoothing`. u is uniform over the classes that can occur. The classes in `absent` cannot occur,
     because an imported vocabulary has no tokens with these ids. The loss is computed without q. With
-    p = softmax(logits):
+    p = softmax(logits) and the mean mean_u over the classes that can occur:
 
-        -sum_c q_c log p_c = logsumexp(logits) - (1 - eps) * logit[target] - eps * mean(logits)
+        -sum_c q_c log p_c = logsumexp(logits) - (1 - eps) * logit[target] - eps * mean_u(logits)
 
     'accuracy' counts the positions whose target is the argmax. If several logits are equal, the first is the argmax.
 

@@ -130,7 +130,7 @@ def check_stem(space: tuple[int, ...], patch: int | tuple[int, ...], d_model: in
 
 
 class ConvolutionalStem(nn.Module):
-    """Embeds the patches of images by convolutions, instead of by one product (Xiao et al. 2021, arXiv:2106.14881).
+    """An embedding of image patches by convolutions, instead of by one product (Xiao et al. 2021, arXiv:2106.14881).
 
     Each convolution has 3 x 3 pixels and is followed by a norm and a ReLU. The first has stride 1. The others have
     stride 2: they halve the image until one vector per patch remains, and double the width up to d_model. A linear
@@ -168,9 +168,9 @@ class PatchTransformer(nn.Module):
     """The vision Transformer: patches, linear embedding, positions, encoder, pooling, and an output layer.
 
     With position='learned', one table has the encodings of all patches and of the class token, so all inputs must have
-    the same size. With position='sinusoidal', nothing is added to the class token. With position='none' and mean
-    pooling, the order of the patches has no effect. Relative positions are positions in the reading order of the
-    patches, also for images.
+    the same size. With position='sinusoidal', nothing is added to the class token. With position='none', no
+    window and stem='linear', the order of the patches has no effect. Relative positions are positions in the reading
+    order of the patches, also for images.
 
     Attributes:
       config, num_layers, pooling, stem: options of config.model and config.model.patches (configs/options.py).

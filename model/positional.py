@@ -56,8 +56,8 @@ def sinusoids(positions: Int[AnyArray, '*positions'], d_model: int) -> Float[Arr
     """
     if d_model % 2:
         raise ValueError(f'sinusoidal positions need an even d_model, not d_model={d_model}')
-    wavelengths = 10000.0 ** (np.arange(0, d_model, 2) / d_model)
-    return jnp.stack(sines_cosines(positions[..., None] / wavelengths), axis=-1).reshape(*positions.shape, d_model)
+    steps = 10000.0 ** (np.arange(0, d_model, 2) / d_model)
+    return jnp.stack(sines_cosines(positions[..., None] / steps), axis=-1).reshape(*positions.shape, d_model)
 
 
 class PositionalEncoding(nn.Module):
@@ -74,7 +74,10 @@ class PositionalEncoding(nn.Module):
 
     @nn.compact
     def __call__(self, positions: Int[AnyArray, '*positions'], length: int) -> Float[Array, '*positions d_model']:
-        """Returns the encodings of `positions`. All positions must be below `length`.
+        """Returns the encodings of `positions`. `length` is larger than all positions, to check the learned table.
+
+        A step of decoding does not know its position before it runs, and passes 0, for no check. The caller limits the
+        number of steps by `length_limit` of the model.
 
         Raises:
           ValueError: if a learned table is shorter than `length`, or the scheme is unknown.
@@ -99,7 +102,7 @@ class Rotary:
 
     The scaling adapts a model to texts that are longer than its training texts. 'linear' divides all positions by
     `factor` (Chen et al. 2023, arXiv:2306.15595). 'llama3' slows down only the pairs of channels that make few turns in
-    `original_length` positions (Llama 3.1; see `wavelengths`).
+    `original_length` positions (Llama 3.1; see `positions_per_radian`).
 
     Raises:
       ValueError: if `scaling` is unknown.
@@ -113,31 +116,31 @@ class Rotary:
         if self.scaling not in SCALINGS:
             raise ValueError(f'scaling={self.scaling!r} must be one of {", ".join(SCALINGS)}')
 
-    def wavelengths(self, width: int) -> Float[np.ndarray, ' pairs']:
-        """Returns the number of positions in which each pair of channels turns by one radian.
+    def positions_per_radian(self, width: int) -> Float[np.ndarray, ' pairs']:
+        """Returns the number of positions in which each pair of channels turns by one radian: wavelength / (2 pi).
 
         Without scaling, the number is base^(2j/width) for pair j. With 'llama3', let n be the number of turns of a pair
         in `original_length` positions, and s = (n - 1) / (4 - 1), clipped to [0, 1]. The speed of the pair is
         multiplied by s + (1 - s) / factor. So pairs with at least 4 turns keep their speed, and pairs with at most one
         turn become slower by `factor`. All published models use the limits 1 and 4.
         """
-        wavelengths = self.base ** (np.arange(0, width, 2) / width)
+        steps = self.base ** (np.arange(0, width, 2) / width)
         if self.scaling == 'linear':
-            return wavelengths * self.factor
+            return steps * self.factor
         if self.scaling == 'llama3':
-            turns = self.original_length / (2 * np.pi * wavelengths)
+            turns = self.original_length / (2 * np.pi * steps)
             kept = np.clip((turns - 1) / (4 - 1), 0, 1)
-            return wavelengths / (kept + (1 - kept) / self.factor)
-        return wavelengths
+            return steps / (kept + (1 - kept) / self.factor)
+        return steps
 
 
 def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray, '#batch length'],
            rotary: Rotary = Rotary()) -> Float[Array, 'batch length heads width']:
     """Returns x after a rotation: the pair (x_2j, x_2j+1) at position i is rotated by i / w_j radians.
 
-    w is the array `rotary.wavelengths(width)`. By default, w_j is 10000^(2j/width). The dot product of a rotated query
-    and a rotated key depends only on the difference of their positions (Su et al. 2021, arXiv:2104.09864, equation 15).
-    General and additive scores depend on both positions.
+    w is the array `rotary.positions_per_radian(width)`. By default, w_j is 10000^(2j/width). The dot product of a
+    rotated query and a rotated key depends only on the difference of their positions (Su et al. 2021, arXiv:2104.09864,
+    section 3.2.2). General and additive scores depend on both positions.
 
     Raises:
       ValueError: if the width is odd, because channels are rotated in pairs.
@@ -145,7 +148,7 @@ def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray,
     width = x.shape[-1]
     if width % 2:
         raise ValueError(f'rotary positions need an even d_k, not d_k={width}')
-    sin, cos = sines_cosines(positions[..., None, None] / rotary.wavelengths(width))
+    sin, cos = sines_cosines(positions[..., None, None] / rotary.positions_per_radian(width))
     even, odd = x[..., ::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
     rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
     return rotated.reshape(x.shape).astype(x.dtype)

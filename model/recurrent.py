@@ -29,7 +29,7 @@ Weights = Float[Array, 'batch 1 target source']
 
 
 def orthogonal_blocks(key: Key[Array, ''], shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
-    """Initialises a matrix with square orthogonal blocks, which keep the norm of the state (appendix B.1)."""
+    """Returns a matrix of square orthogonal blocks, which keep the norm of the state (appendix B.1)."""
     keys = jax.random.split(key, shape[1] // shape[0])
     return jnp.concatenate([nn.initializers.orthogonal()(key, (shape[0],) * 2, dtype) for key in keys], axis=1)
 
@@ -216,7 +216,10 @@ class RecurrentDecoder(nn.Module):
         return state, context, cache.replace(state=state, position=cache.position + 1)
 
     def _initial(self, memory, beam):
-        """Returns s_0 = tanh(W_s h_1) with the backward state h_1, which has read the whole sentence (A.2.2)."""
+        """Returns s_0 = tanh(W_0 h_1) with the backward state h_1, which has read the whole sentence.
+
+        This is appendix A.2.2, where the matrix is called W_s, like a matrix of the alignment network.
+        """
         state = place(self, 'initial', jnp.tanh(self.initial(memory.states[:, 0, self.d_hidden:])))
         return jnp.broadcast_to(state[:, None], (state.shape[0], beam, self.d_hidden))
 

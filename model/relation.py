@@ -53,7 +53,7 @@ def combine_masks(*masks: Mask | None) -> Mask | None:
 
 
 class Relation(flax.struct.PyTreeNode):
-    """Describes which queries see which keys, by vectors of length n: positions, visibility and segments.
+    """The vectors of length n that determine which queries see which keys: positions, visibility and segments.
 
     The n x n mask and bias are computed from these vectors when needed. For long inputs, mask and bias are computed for
     a few queries at a time (`rows`), so that they are never completely in memory. Every field may be None. With
