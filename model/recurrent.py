@@ -159,7 +159,9 @@ class DecoderLayer(nn.Module):
             return {'keys': self.cross_attention.key(memory.states), 'values': memory.states,
                     'mask': padding_mask(memory.visible)}
         forward, backward = jnp.split(memory.states, 2, axis=-1)
-        context = jnp.concatenate([forward[:, -1:], backward[:, :1]], axis=-1)
+        # Not the state of the padding after the last word, although it is equal: an edit changes only states of words.
+        last = jnp.max(jnp.where(memory.visible, jnp.arange(forward.shape[1]), 0), axis=1)
+        context = jnp.concatenate([forward[jnp.arange(len(last)), last][:, None], backward[:, :1]], axis=-1)
         return {'context': context, 'inputs': self.context(context)}
 
     def __call__(self, state: State, inputs: Float[Array, 'batch beam d_gates'], prepared: dict[str, Any]) -> tuple[

@@ -197,20 +197,22 @@ def test_logits_depend_on_their_own_and_earlier_tokens_and_on_all_words():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('row, last', [(0, 4), (1, 2)])
 @pytest.mark.parametrize('attention', [True, False])
-def test_without_attention_only_the_ends_of_the_sentence_reach_the_decoder(attention):
+def test_without_attention_only_the_ends_of_the_sentence_reach_the_decoder(attention, row, last):
+    """The ends of the words, and not of the padding, so that an edit of the last word's state has an effect."""
     model, variables = rnnsearch(attention=attention)
-    memory = model.apply(variables, SOURCE[:1], method='encode')
+    memory = model.apply(variables, SOURCE[row:][:1], method='encode')
 
     def logits(states):
         cache = model.apply(variables, Memory(states, memory.visible), 1, 1, method='init_cache')
         return model.apply(variables, TARGET[:1, :1], cache, method='decode_step')[0]
 
     before, noise = logits(memory.states), normal(3, *memory.states.shape)
-    ends = jnp.zeros(noise.shape, bool).at[:, -1, :D_HIDDEN].set(True).at[:, 0, D_HIDDEN:].set(True)
+    ends = jnp.zeros(noise.shape, bool).at[:, last, :D_HIDDEN].set(True).at[:, 0, D_HIDDEN:].set(True)
     between = logits(jnp.where(ends, memory.states, noise))
     assert (not np.allclose(between, before)) if attention else (between == before).all()
-    for end in (0, -1, slice(0, D_HIDDEN)), (0, 0, slice(D_HIDDEN, None)):
+    for end in (0, last, slice(0, D_HIDDEN)), (0, 0, slice(D_HIDDEN, None)):
         assert not np.allclose(logits(memory.states.at[end].add(0.5)), before)
 
 
