@@ -1,6 +1,7 @@
 """sweep.py with quick scripts in place of train.py and decode.py, and once with the real ones."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -318,6 +319,16 @@ def test_a_log_on_a_full_disk_is_no_failure(tmp_path):
     (tmp_path / 'one.log').symlink_to('/dev/full')
     job = Job('one', [[sys.executable, '-c', '']], tmp_path / 'one.log')
     assert list(Local(1).run([job])) == [(job, FULL)] and not job.failure.exists()
+
+
+def test_an_empty_reason_for_a_failure_on_a_full_disk_is_removed(tmp_path, monkeypatch):
+    def over_quota(path, _):
+        path.touch()
+        raise OSError(errno.EDQUOT, 'Disk quota exceeded')
+
+    monkeypatch.setattr('pathlib.Path.write_text', over_quota)
+    job = Job('one', [['false']], tmp_path / 'one.log')
+    assert job() == FULL and not job.failure.exists()
 
 
 @pytest.mark.parametrize('requests, status', [(['stop'], -signal.SIGTERM), (['stop', 'kill'], INTERRUPTED)])
