@@ -257,6 +257,19 @@ def test_a_directory_of_other_files_is_not_used(bench):
     assert [path.name for path in (bench / 'out').iterdir()] == ['thesis.tex']
 
 
+def test_a_directory_that_another_sweep_claims_at_the_same_time_is_not_used(bench, monkeypatch):
+    (bench / 'sitecustomize.py').write_text("""
+import fcntl, json, pathlib
+def claimed_before(*_):
+    path = pathlib.Path('out/sweep.json')
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'runs': {'other': {'seed': 7}}}))
+fcntl.flock = claimed_before
+""")
+    monkeypatch.setitem(ENVIRONMENT, 'PYTHONPATH', f'{bench}:{ROOT}')
+    done = sweep(bench)
+    assert done.returncode == 2 and 'run other: not in this sweep' in done.stderr
+
+
 def test_a_sweep_that_was_killed_while_it_wrote_sweep_json_can_start_again(tmp_path):
     (tmp_path / 'sweep.json.tmp').write_text('{"half')
     sweeping.claim_directory(tmp_path, 'demo.py', 'grid.py', {}, {'one': {}})
