@@ -246,8 +246,8 @@ class Checkpoints:
             with contextlib.suppress(_Replaced):
                 return self._chosen_parameters(choice, from_leader('the checkpoints', self.steps))
             self.values = self._read_values()
-        raise UserError(f'a training deletes the checkpoints in {self._folder} faster than they can be read. Wait until '
-                        'the training has ended, or increase config.checkpoint.every')
+        raise UserError(f'a training deletes the checkpoints in {self._folder} faster than they can be read. Wait '
+                        'until the training has ended, or increase config.checkpoint.every')
 
     def _chosen_parameters(self, choice: str, steps: list[int]) -> tuple[Params, list[int]]:
         """Does the work of `parameters`. Raises _Replaced if `steps` are no longer the steps of the checkpoints."""
