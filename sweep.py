@@ -11,6 +11,7 @@ runs. The report is printed and written to DIR as report.md, report.csv, curves.
 With CUDA_VISIBLE_DEVICES=0,1,2,3 and --jobs=4, each run uses one GPU. Without this variable, every run uses all GPUs.
 """
 
+import functools
 import logging
 import math
 import os
@@ -121,11 +122,13 @@ def main() -> None:
         return
 
     executor = make_executor(directory)
-    claim_directory(directory, recipe, GRID.value, flatten(config), runs)
+    claim = functools.partial(claim_directory, directory, recipe, GRID.value, flatten(config), runs)
+    claim()
     waiting = (f'another sweep.py uses {directory}, or runs of a sweep.py that was killed still use it. Waiting until '
                'these processes end')
     # Runs inherit the lock. Therefore, if sweep.py is killed, the directory is locked until its last run ends.
     with lock_directory(directory, f'{LOGS}/lock', 'sweeps', waiting=waiting, inheritable=True):
+        claim()  # another sweep.py that started at the same time may have claimed the directory for other runs
         run_and_report(directory, jobs, executor)
 
 

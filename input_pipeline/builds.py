@@ -15,12 +15,13 @@ import logging
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from runtime.errors import UserError
-from runtime.files import file_checksum
+from runtime.files import file_checksum, written_whole
 from runtime.folders import written_folder
 from runtime.schema import Count, read_as
 
@@ -74,13 +75,14 @@ def open_built(folder: Path, build: Callable[[], object], read: Callable[[Path, 
     """
     for is_last in False, True:
         build()
+        version = _version(folder)
         try:
             return read(folder, verify(folder))
         except (Damaged, UserError) as error:
             if is_last:
                 raise UserError(str(error)) from None
             log.warning('%s is damaged: %s. The folder is built again', folder, error)
-            _remove(folder)
+            _remove(folder, version)
     raise AssertionError('the loop returns or raises')
 
 
@@ -114,7 +116,7 @@ def verify(folder: Path) -> bool:
                 raise Damaged(f'{name} does not match its checksum')
         except OSError as error:
             raise Damaged(f'{name}: {error.strerror}') from None
-    with contextlib.suppress(OSError):  # the cache may be read-only
+    with contextlib.suppress(UserError):  # the cache may be read-only
         _write_verified(folder)
     return True
 
@@ -136,20 +138,25 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 def _write_verified(folder: Path) -> None:
     """Writes the file VERIFIED of a folder. Several processes may call this function at the same time."""
-    with tempfile.NamedTemporaryFile('w', dir=folder, prefix=VERIFIED, delete=False) as file:
+    with written_whole(folder / VERIFIED, uuid.uuid4().hex) as file:
         json.dump(_stamps(folder), file)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, folder / VERIFIED)
 
 
-def _remove(folder: Path) -> None:
+def _version(folder: Path) -> dict[str, list[int]] | None:
+    """Returns a value that changes if the folder is built again, or None if the folder or a file is missing."""
+    with contextlib.suppress(OSError):
+        return _stamps(folder)
+    return None
+
+
+def _remove(folder: Path, version: dict[str, list[int]] | None) -> None:
     """Removes a damaged folder, unless another process has already built it again.
 
-    The folder is renamed before it is deleted, so that other processes never see a folder with missing files.
+    `version` is the `_version` of the damaged folder. The folder is renamed before it is deleted, so that other
+    processes never see a folder with missing files.
     """
-    with contextlib.suppress(Damaged):
-        if not verify(folder):
-            return
+    if _version(folder) != version:
+        return
     with contextlib.suppress(FileNotFoundError), tempfile.TemporaryDirectory(
             dir=folder.parent, prefix=f'{folder.name}.damaged-', ignore_cleanup_errors=True) as temporary:
         os.rename(folder, Path(temporary) / folder.name)

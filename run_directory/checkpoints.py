@@ -36,6 +36,7 @@ from runtime.rendezvous import listed
 if TYPE_CHECKING:  # slow to import, and not needed to read parameters
     import orbax.checkpoint as ocp
 
+CHOICES = 10  # how often checkpoints are chosen again if a training deletes them while they are read
 RAW = 'raw:'  # prefix of a checkpoint choice, as in 'raw:best': use the parameters, not their moving average
 
 log = logging.getLogger('allyouneed.checkpoints')
@@ -68,6 +69,10 @@ def checkpoint_options(config: ConfigDict) -> dict[str, Any]:
             'keep_best': config.checkpoint.keep_best}
 
 
+class _Replaced(Exception):
+    """Raised if a training may have deleted a checkpoint while it was read."""
+
+
 class Checkpoints:
     """The checkpoints of a run directory. The values of `metric` decide which checkpoint is the best.
 
@@ -88,7 +93,7 @@ class Checkpoints:
         if self._folder.exists() and not self._folder.is_dir():
             raise UserError(f'{self._folder} must be a folder, but is a file. Move the file to another place')
         self._metric, self._keep_last, self._keep_best = metric, keep_last, keep_best
-        self.values = dict(from_leader('the evaluations', lambda: list(evaluations(workdir, metric).items())))
+        self.values = self._read_values()
         self._manager = None  # writes and deletes checkpoints; created by the first save
         self._scheduled: list[int] = []  # the last scheduled steps; read when the manager is created
         self._saving = 0      # the last step for which a save was started
@@ -230,18 +235,27 @@ class Checkpoints:
         `choice` is explained in `resolve`. The parameters are on the first local device. If the optimizer kept a moving
         average of the parameters (config.optimizer.ema), the moving average is used. If `choice` begins with RAW, as in
         'raw:average:5', the parameters themselves are used. 'latest' is the newest readable checkpoint. Newer
-        checkpoints that are damaged are logged.
+        checkpoints that are damaged are logged. If a training deletes a checkpoint while it is read, the checkpoints
+        are chosen again.
 
         Raises:
           UserError: if the checkpoint does not exist (see `resolve`) or is damaged, or if `choice` begins with RAW and
             the checkpoint has no moving average.
         """
+        for _ in range(CHOICES):
+            with contextlib.suppress(_Replaced):
+                return self._chosen_parameters(choice, from_leader('the checkpoints', self.steps))
+            self.values = self._read_values()
+        raise UserError(f'a training deletes the checkpoints in {self._folder} faster than they can be read. Wait '
+                        'until the training has ended, or increase config.checkpoint.every')
+
+    def _chosen_parameters(self, choice: str, steps: list[int]) -> tuple[Params, list[int]]:
+        """Does the work of `parameters`. Raises _Replaced if `steps` are no longer the steps of the checkpoints."""
         chosen, raw = self.resolve(choice), choice.startswith(RAW)
         if choice.removeprefix(RAW) == 'latest':
-            steps = from_leader('the checkpoints', self.steps)
             for step in reversed(steps):
                 try:
-                    return _on_device(self._read_parameters(step, raw)), [step]
+                    return _on_device(self._read_parameters(step, raw, steps)), [step]
                 except Damaged as damage:
                     _warn(f'{damage}. An older checkpoint is used')
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(steps)}). Restore a '
@@ -249,7 +263,7 @@ class Checkpoints:
         total = None
         for step in chosen:
             try:
-                params = self._read_parameters(step, raw)
+                params = self._read_parameters(step, raw, steps)
             except Damaged as damage:
                 others = _listed([other for other in self.steps() if other != step]) or 'none'
                 raise UserError(f'{damage}. Choose another checkpoint: --checkpoint=latest, or one of the other steps '
@@ -286,13 +300,14 @@ class Checkpoints:
             compare_checksums({path: read[path] for path in places}, expected)
         return jax.tree.map(read.__getitem__, path_tree(like)), content['progress']
 
-    def _read_parameters(self, step: int, raw: bool) -> Params:
+    def _read_parameters(self, step: int, raw: bool, steps: list[int]) -> Params:
         """Returns the parameters of the checkpoint of `step` as NumPy arrays. Adapters are merged into the matrices.
 
         Reads no arrays of the optimizer state, except the moving average if it is used.
 
         Raises:
           Damaged: if the checkpoint cannot be read, or if its values differ from the values that were written.
+          _Replaced: instead of Damaged, if `steps` are no longer the steps of the checkpoints.
           UserError: if `raw` is True and the checkpoint has no moving average.
         """
         def without_average(params, opt_state):
@@ -302,11 +317,16 @@ class Checkpoints:
             return params
 
         use, folder = without_average if raw else parameters_to_use, self._folder / str(step)
-        with damage_agreed(folder):
-            expected, stored = read_progress(folder)['leaves'], stored_paths(folder / 'state')
-            wanted = use(stored['params'], stored.get('opt_state'))
-            read = read_arrays(folder / 'state', jax.tree.leaves(wanted))
-            compare_checksums(read, {path: expected.get(path) for path in read})
+        try:
+            with damage_agreed(folder):
+                expected, stored = read_progress(folder)['leaves'], stored_paths(folder / 'state')
+                wanted = use(stored['params'], stored.get('opt_state'))
+                read = read_arrays(folder / 'state', jax.tree.leaves(wanted))
+                compare_checksums(read, {path: expected.get(path) for path in read})
+        except Damaged:
+            if from_leader('the checkpoints', self.steps) != steps:
+                raise _Replaced from None
+            raise
         return merged(jax.tree.map(read.__getitem__, wanted))
 
     def _open_manager(self) -> 'ocp.CheckpointManager':
@@ -347,6 +367,10 @@ class Checkpoints:
     def _last(self, scheduled: Sequence[int], steps: Sequence[int]) -> list[int]:
         """Returns the last `keep_last` of the scheduled steps. If no step was scheduled, all steps count."""
         return [*(scheduled or steps)][-self._keep_last:]
+
+    def _read_values(self) -> dict[int, float]:
+        workdir = self._folder.parent
+        return dict(from_leader('the evaluations', lambda: list(evaluations(workdir, self._metric).items())))
 
     def _read_scheduled(self) -> list[int]:
         """Returns the last scheduled steps, oldest first, as the newest checkpoint contains them.

@@ -23,6 +23,8 @@ from submitit.helpers import DelayedSubmission
 from typing_extensions import override
 
 from runtime.errors import FULL_DISK, UserError
+from runtime.files import write_text
+from runtime.process_setup import signals_delayed
 
 INTERRUPTED = 75  # EX_TEMPFAIL: exit status of train.py after it has saved and stopped on request
 FULL = os.EX_IOERR  # `Job` returns this status if a command failed because the disk is full
@@ -72,6 +74,7 @@ class Job:
             return self._run_commands(environment)
         except OSError as error:  # from writing the log or the reason for a failure
             if error.errno in FULL_DISK:
+                self.failure.unlink(missing_ok=True)  # it may be empty
                 return FULL
             raise
 
@@ -99,9 +102,13 @@ class Job:
                 if status not in STOPPED and self._is_disk_full(begin):
                     return FULL
                 if status not in STOPPED:
-                    self.failure.write_text(f'exit status {status}' if status > 0 else f'killed by signal {-status}')
+                    self.write_failure(status)
                 return status
         return 0
+
+    def write_failure(self, status: int) -> None:
+        """Writes the reason for a failure: the exit status of the failed command, or the signal that ended it."""
+        self.failure.write_text(f'exit status {status}' if status > 0 else f'killed by signal {-status}')
 
     def _is_disk_full(self, begin: int) -> bool:
         """Returns whether the log's disk is full, or the last lines of the log, after byte `begin`, report a full disk.
@@ -224,11 +231,12 @@ class Slurm(Executor):
         # handles it, and calls Job.checkpoint.
         wrapper = ['sh', '-c', 'trap "" USR2; exec "$@"', 'sh']
         sent = [dataclasses.replace(job, commands=[[*wrapper, *command] for command in job.commands]) for job in new]
-        if new:  # submitit warns about an empty batch
-            with self._executor.batch():
-                waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
-        for job in new:
-            self._ticket(job).write_text(waiting[job].job_id)
+        with signals_delayed():  # the next sweep.py would submit a job without a ticket again
+            if new:  # submitit warns about an empty batch
+                with self._executor.batch():
+                    waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
+            for job in new:
+                write_text(self._ticket(job), waiting[job].job_id)
         while waiting:
             for job in [job for job, submitted in waiting.items() if submitted.done()]:
                 self._ticket(job).unlink()
@@ -246,17 +254,20 @@ class Slurm(Executor):
     def _queued(self, job: Job) -> submitit.Job[int] | None:
         """Returns the Slurm job that an earlier sweep.py has submitted for `job`, if it is still queued or running."""
         ticket = self._ticket(job)
-        if not ticket.exists():
+        if not ticket.exists() or not (job_id := ticket.read_text()):  # a killed sweep.py may have left an empty ticket
             return None
-        queued = submitit.SlurmJob(self._folder, ticket.read_text())
+        queued = submitit.SlurmJob(self._folder, job_id)
         return None if queued.done() else queued
 
     def _status(self, job: Job, submitted: submitit.Job[int]) -> int:
         try:
-            return submitted.result()
+            status = submitted.result()
         except (UncompletedJobError, FailedJobError) as error:
             if (submitted.state.startswith(('CANCELLED', 'PREEMPTED', 'TIMEOUT', 'NODE_FAIL'))
                     or 'timed-out too many times' in str(error)):  # a message of submitit
                 return INTERRUPTED
             job.failure.write_text(f'Slurm job {submitted.job_id} ended in the state {submitted.state}')
             return 1
+        if status not in {0, FULL, *STOPPED} and not job.failure.exists():
+            job.write_failure(status)  # NFS may show the file of the node up to a minute later
+        return status

@@ -74,6 +74,8 @@ def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
         with naming(path):
             with open(partial, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file:
                 yield file
+                file.flush()
+                os.fsync(file.fileno())  # a power failure after the replacement must not leave an empty file
             os.replace(partial, path)
     except BaseException:
         if ending != PARTIAL:

@@ -35,8 +35,9 @@ def written_folder(folder: Path, advice: str = 'Free some space, then run the sa
     created = [parent for parent in folder.parents if not parent.exists()]
     _remove_abandoned(folder.parent)
     with contextlib.ExitStack() as afterwards:
-        temporary = _create(folder, afterwards)
+        temporary = None
         try:
+            temporary = _create(folder, afterwards)
             yield temporary
             for path in temporary.rglob('*'):  # a power failure after the rename must not leave empty files
                 if path.is_file():
@@ -44,7 +45,7 @@ def written_folder(folder: Path, advice: str = 'Free some space, then run the sa
                         os.fsync(file.fileno())
             os.rename(temporary, folder)
         except BaseException as error:
-            reason, name = full_disk(error), _newest_file(temporary)
+            reason, name = full_disk(error), _newest_file(temporary) if temporary else ''
             afterwards.close()
             _remove_empty(created)
             if isinstance(error, Exception) and reason:

@@ -118,7 +118,8 @@ class StopSignals:
                 if number[0] in SIGNALS:
                     if first is None:
                         first, name = time.monotonic(), signal.Signals(number[0]).name
-                        os.write(2, f'\n{name}: stopping. Send the signal again after {SAME_REQUEST:.0f} seconds to '
-                                    'stop immediately\n'.encode())
+                        with contextlib.suppress(OSError):  # the terminal may be closed
+                            os.write(2, f'\n{name}: stopping. Send the signal again after {SAME_REQUEST:.0f} seconds '
+                                        'to stop immediately\n'.encode())
                     elif time.monotonic() - first >= SAME_REQUEST:
                         os._exit(128 + number[0])  # the status that a shell reports

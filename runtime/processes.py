@@ -180,9 +180,11 @@ def _explain_abort() -> None:
 
 def _leave(reason: str, status: int) -> None:
     """Prints `reason` and ends this process at once, because a normal shutdown would wait for lost processes."""
-    sys.stderr.flush()
-    os.write(2, f'\nprocess {os.getpid()} on {socket.gethostname()}: {reason}\n'.encode(errors='backslashreplace'))
-    os._exit(status)
+    try:
+        sys.stderr.flush()
+        os.write(2, f'\nprocess {os.getpid()} on {socket.gethostname()}: {reason}\n'.encode(errors='backslashreplace'))
+    finally:
+        os._exit(status)  # even if stderr cannot be written
 
 
 def _first_line(error: BaseException) -> str:

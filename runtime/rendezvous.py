@@ -155,7 +155,10 @@ def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any
         ticket = _parsed(connection.makefile('rb').readline(10_000))
     except OSError:
         ticket = None
-    if not ticket or ticket.get('key') == own['key']:  # another program, or this process
+    if not ticket:  # another program, or a process that was paused before it could send its ticket: it connects again
+        connection.close()
+        return None
+    if ticket.get('key') == own['key']:  # this process
         return None
     number = ticket['number']
     error = None

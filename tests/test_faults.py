@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+import queue
 import random
 import re
 import shlex
@@ -25,6 +26,7 @@ from input_pipeline.array_batches import ArrayPlan
 from model.build import build_model
 from run_directory.checkpoints import Checkpoints
 from run_directory.progress import due_at
+from runtime import preemption
 from runtime.errors import UserError, full_disk, full_disk_explained
 from runtime.stopping import SAME_REQUEST
 from tests.tiny_run import outcome, said, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
@@ -208,6 +210,20 @@ def test_a_second_signal_ends_at_once_even_where_python_waits(number):
         time.sleep(SAME_REQUEST)
         process.send_signal(number)
         assert process.wait(300) == 128 + number
+
+
+def test_a_second_signal_ends_at_once_even_if_stderr_cannot_be_written(monkeypatch):
+    def broken(*_):
+        raise BrokenPipeError
+
+    ended = queue.Queue()
+    monkeypatch.setattr(preemption, 'SAME_REQUEST', 0)
+    monkeypatch.setattr(preemption.os, 'write', broken)
+    monkeypatch.setattr(preemption.os, '_exit', ended.put)
+    with preemption.StopSignals() as stop, stop.at_a_step():
+        for number in signal.SIGTERM, signal.SIGINT:
+            os.kill(os.getpid(), number)
+        assert ended.get(timeout=20) == 128 + signal.SIGINT
 
 
 @pytest.mark.parametrize('exits', [True, False], ids=['command', 'notebook'])

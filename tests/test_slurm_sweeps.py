@@ -1,5 +1,6 @@
 """Sweeps whose runs are jobs of Slurm."""
 
+import contextlib
 import os
 import re
 import signal
@@ -80,6 +81,42 @@ def test_submitit_does_not_warn_if_all_jobs_are_in_the_queue(bench, cluster, mon
     monkeypatch.setattr(executor, '_queued', lambda job: types.SimpleNamespace(done=lambda: True, result=lambda: 0))
     with warnings.catch_warnings(action='error'):
         assert list(executor.run([job])) == [(job, 0)]
+
+
+def test_a_signal_during_the_submission_takes_effect_after_the_ids_of_the_jobs_are_written(bench, cluster, monkeypatch):
+    def submit(_):
+        signal.raise_signal(signal.SIGHUP)
+        return types.SimpleNamespace(job_id='4_0')
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])  # with srun
+    executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
+    monkeypatch.setattr(executor, '_executor', types.SimpleNamespace(batch=contextlib.nullcontext, submit=submit))
+    executor._ticket(job).parent.mkdir(parents=True)
+    handler = signal.signal(signal.SIGHUP, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(executor.run([job]))
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+    assert executor._ticket(job).read_text() == '4_0'
+
+
+def test_an_empty_id_of_a_job_is_no_job(bench, cluster, monkeypatch):
+    monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])  # with srun
+    executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
+    executor._ticket(job).parent.mkdir(parents=True)
+    executor._ticket(job).touch()
+    assert executor._queued(job) is None
+
+
+def test_a_failure_whose_reason_the_node_has_just_written_has_a_reason_here(bench, cluster, monkeypatch):
+    monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])  # with srun
+    executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
+    assert executor._status(job, types.SimpleNamespace(result=lambda: 3)) == 3  # NFS does not show the file yet
+    assert job.failure.read_text() == 'exit status 3'
 
 
 @pytest.mark.slow

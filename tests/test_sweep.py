@@ -1,6 +1,7 @@
 """sweep.py with quick scripts in place of train.py and decode.py, and once with the real ones."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -256,6 +257,19 @@ def test_a_directory_of_other_files_is_not_used(bench):
     assert [path.name for path in (bench / 'out').iterdir()] == ['thesis.tex']
 
 
+def test_a_directory_that_another_sweep_claims_at_the_same_time_is_not_used(bench, monkeypatch):
+    (bench / 'sitecustomize.py').write_text("""
+import fcntl, json, pathlib
+def claimed_before(*_):
+    path = pathlib.Path('out/sweep.json')
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'runs': {'other': {'seed': 7}}}))
+fcntl.flock = claimed_before
+""")
+    monkeypatch.setitem(ENVIRONMENT, 'PYTHONPATH', f'{bench}:{ROOT}')
+    done = sweep(bench)
+    assert done.returncode == 2 and 'run other: not in this sweep' in done.stderr
+
+
 def test_a_sweep_that_was_killed_while_it_wrote_sweep_json_can_start_again(tmp_path):
     (tmp_path / 'sweep.json.tmp').write_text('{"half')
     sweeping.claim_directory(tmp_path, 'demo.py', 'grid.py', {}, {'one': {}})
@@ -318,6 +332,16 @@ def test_a_log_on_a_full_disk_is_no_failure(tmp_path):
     (tmp_path / 'one.log').symlink_to('/dev/full')
     job = Job('one', [[sys.executable, '-c', '']], tmp_path / 'one.log')
     assert list(Local(1).run([job])) == [(job, FULL)] and not job.failure.exists()
+
+
+def test_an_empty_reason_for_a_failure_on_a_full_disk_is_removed(tmp_path, monkeypatch):
+    def over_quota(path, _):
+        path.touch()
+        raise OSError(errno.EDQUOT, 'Disk quota exceeded')
+
+    monkeypatch.setattr('pathlib.Path.write_text', over_quota)
+    job = Job('one', [['false']], tmp_path / 'one.log')
+    assert job() == FULL and not job.failure.exists()
 
 
 @pytest.mark.parametrize('requests, status', [(['stop'], -signal.SIGTERM), (['stop', 'kill'], INTERRUPTED)])

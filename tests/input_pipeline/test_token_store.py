@@ -364,6 +364,35 @@ def test_a_folder_that_another_process_removes_is_built_again(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['folder']
 
 
+def test_a_folder_whose_content_does_not_fit_is_built_again_even_if_the_checksums_match(tmp_path):
+    folder, contents = tmp_path / 'folder', iter(('bad', 'good'))
+
+    def build():
+        builds.build_once(folder, lambda temporary: (temporary / 'file').write_text(next(contents)))
+
+    def read(folder, thorough):
+        content = (folder / 'file').read_text()
+        if thorough and content == 'bad':
+            raise UserError('the content is bad')
+        return content
+
+    build()
+    (folder / builds.VERIFIED).unlink()  # as in a copied folder
+    assert builds.open_built(folder, build, read) == 'good'
+
+
+def test_a_full_disk_leaves_no_part_of_the_file_that_marks_a_verified_folder(tmp_path, monkeypatch):
+    folder = builds.build_once(tmp_path / 'folder', lambda temporary: (temporary / 'file').touch())
+    (folder / builds.VERIFIED).unlink()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(builds.json, 'dump', full)
+    assert builds.verify(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [builds.CHECKSUMS, 'file']
+
+
 def test_a_copied_store_is_verified_once(tokenizers, tmp_path, monkeypatch):
     open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path / 'one')
     shutil.copytree(tmp_path / 'one', tmp_path / 'two')

@@ -14,6 +14,7 @@ import pytest
 
 import run_directory.damage
 from configs import base
+from run_directory import checkpoints as checkpoints_module
 from run_directory.checkpoints import checkpoint_options, described, open_checkpoints
 from run_directory.checksums import PART, SEEDS, checksum, numpy_checksum
 from run_directory.records import evaluations
@@ -155,6 +156,22 @@ def test_averaged_parameters_are_the_mean(saved):
         assert steps == [5, 6]
         np.testing.assert_allclose(params['w'], np.full((2, 3), (5 + 6) / 2), rtol=1e-6)
         assert checkpoints.parameters('latest')[0]['w'][0, 0] == 6
+
+
+@pytest.mark.parametrize('choice, deleted, step', [('latest', '6', 7), ('best', '2', 6)])
+def test_a_checkpoint_that_a_training_deletes_while_it_is_read_is_chosen_again(
+        choice, deleted, step, saved, monkeypatch, caplog):
+    read = checkpoints_module.read_arrays
+
+    def delete(*arguments):
+        monkeypatch.undo()
+        (saved / 'checkpoints' / deleted).rename(saved / 'checkpoints' / '7')
+        return read(*arguments)
+
+    monkeypatch.setattr(checkpoints_module, 'read_arrays', delete)
+    with open_checkpoints(saved, metric='loss') as checkpoints:
+        params, steps = checkpoints.parameters(choice)
+    assert steps == [step] and params['w'][0, 0] == 6 and 'damaged' not in caplog.text
 
 
 @pytest.mark.parametrize('name', ['c#', '50%', 'a%20b', 'what?', 'sub/../run', 'link/../run'])

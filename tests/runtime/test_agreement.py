@@ -1,5 +1,8 @@
 """Losses of other processes, as this process sees them. For real processes see tests/launch/test_processes.py."""
 
+import os
+import sys
+
 import jax
 import pytest
 
@@ -44,6 +47,14 @@ def test_a_lost_process_ends_this_one_with_75(several, monkeypatch):
             raise error
     assert [status for _, status in left] == [75, 75]
     assert all('another process of this job is lost' in why for why, _ in left)
+
+
+def test_a_process_is_left_with_its_status_even_if_stderr_cannot_be_written(monkeypatch):
+    with open('/dev/full', 'w') as full:
+        monkeypatch.setattr(processes.os, '_exit', sys.exit)
+        monkeypatch.setattr(processes.os, 'write', lambda _, text: os.writev(full.fileno(), [text]))
+        with pytest.raises(SystemExit, match='75'):
+            processes._leave('another process is lost', 75)
 
 
 NCCL = ('INTERNAL: NCCL operation ncclCommInitRankConfig(&comm, size, id, rank, &config) failed: {} (run with '

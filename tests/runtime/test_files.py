@@ -32,6 +32,14 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
     assert {each.name for each in tmp_path.iterdir()} == {'results.json', 'results.json.partial'}
 
 
+def test_a_file_is_on_disk_before_it_replaces_the_old_file(tmp_path, monkeypatch):
+    calls, replace = [], os.replace
+    monkeypatch.setattr(os, 'fsync', lambda number: calls.append(os.fstat(number).st_size))
+    monkeypatch.setattr(os, 'replace', lambda *paths: calls.append('replaced') or replace(*paths))
+    files.write_text(tmp_path / 'results.json', 'new')
+    assert calls == [3, 'replaced']
+
+
 @pytest.mark.parametrize('name', ['file/x', 'x' * 300, 'folder/' + 'x' * 300, 'loop/x'])
 def test_what_cannot_be_written_is_named_and_nothing_is_left(tmp_path, name):
     (tmp_path / 'file').write_text('precious')

@@ -1,7 +1,11 @@
 """Folders that have a temporary name until they are complete."""
 
+import errno
 import tempfile
 
+import pytest
+
+from runtime.errors import UserError
 from runtime.folders import UNFINISHED, written_folder
 
 
@@ -31,3 +35,14 @@ def test_parents_that_a_failing_process_removes_are_made_again(tmp_path, monkeyp
     with written_folder(tmp_path / 'cache' / 'store') as temporary:
         (temporary / 'file').touch()
     assert (tmp_path / 'cache' / 'store' / 'file').exists() and next(removals, None) is None
+
+
+def test_a_full_disk_leaves_no_parents_of_a_folder(tmp_path, monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(tempfile, 'mkdtemp', full)
+    with pytest.raises(UserError, match='new/a/b cannot be written: No space left'), \
+            written_folder(tmp_path / 'new' / 'a' / 'b'):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -2,13 +2,14 @@
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from runtime.process_setup import use_huge_pages
+from runtime.process_setup import signals_delayed, use_huge_pages
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +43,15 @@ with slow_imports():
 print('not stopped')'''
     done = run(script)
     assert (done.returncode, done.stdout) == (75, 'one\ntwo\n')
+
+
+def test_a_signal_that_is_ignored_stays_ignored_while_signals_are_delayed():
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with signals_delayed():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, handler)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='only glibc has these tunables')

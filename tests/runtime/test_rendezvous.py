@@ -194,5 +194,7 @@ def test_noise_at_the_port_does_not_disturb_the_meeting():
         first = pool.submit(gather, (2, 0), port=port)
         while (noise := socket.socket()).connect_ex(('localhost', port)):
             threading.Event().wait(0.05)
-        noise.sendall(b'GET / HTTP/1.1\r\n\n')
+        noise.sendall(b'GET / HTTP/1.1\n')
+        noise.settimeout(60)
+        assert noise.recv(1) == b'', 'a process without a ticket must notice that it should connect again'
         assert gather((2, 1), port=port) == [None] and first.result() == [None]
