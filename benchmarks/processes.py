@@ -39,6 +39,7 @@ other programs used as well, and a cell of `late` took 90 s (24 November 2026).
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -225,9 +226,12 @@ def killed_at_the_end(processes: Mapping[int, subprocess.Popen]) -> Iterator[Non
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(('localhost', 0))
-        return probe.getsockname()[1]
+    """Returns a port that Linux gives to no outgoing connection, so that the port is still free when it is used."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(('', port))
+            return port
 
 
 def saved_steps(run: Path) -> list[int]:

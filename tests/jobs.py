@@ -2,23 +2,14 @@
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 
+from benchmarks.processes import free_port
+from run_directory.records import saved_steps
 from tests.scripts import ROOT
-
-
-def free_port():
-    """Returns a port that Linux gives to no outgoing connection, so that it is still free when a test uses it."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(('', port))
-            return port
 
 
 class Job:
@@ -60,6 +51,14 @@ class Job:
         for number in numbers:
             self.processes[number].wait(max(0.1, began + seconds - time.monotonic()))
         return time.monotonic() - began
+
+    def until_saved(self, workdir, step):
+        """Waits until the run has saved this step or a later one. It may have deleted older checkpoints."""
+        deadline = time.monotonic() + 600
+        while not any(saved >= step for saved in saved_steps(workdir)):
+            assert time.monotonic() < deadline and all(process.poll() is None for process in self.processes), (
+                self.said(0))
+            time.sleep(0.01)
 
     def end(self, seconds=600):
         """Waits for all processes and returns their exit statuses."""

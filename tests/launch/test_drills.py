@@ -22,7 +22,7 @@ from runtime.processes import HEARTBEAT
 from tests.jobs import Job
 from tests.scripts import parameters, train_arguments
 
-STEPS, EVERY = 75, 15  # of the run, and between checkpoints
+STEPS, EVERY = 225, 15  # of the run, which must not end before the fault, and between checkpoints
 SOON = 90  # seconds in which a broken connection is noticed, also on a busy machine
 LATE = HEARTBEAT + 120  # in which silence is
 
@@ -57,13 +57,6 @@ def whole(data, cache, tmp_path_factory):
     return find
 
 
-def until_saved(job, workdir, step=EVERY):
-    deadline = time.monotonic() + 600
-    while not (workdir / 'checkpoints' / str(step)).exists():
-        assert time.monotonic() < deadline and all(process.poll() is None for process in job.processes), job.said(0)
-        time.sleep(0.01)
-
-
 def reason(said):
     """The message with which a process ended: its last line. Orbax's and JAX's threads may have logged before."""
     found = re.fullmatch(r'process \d+ on \S+: (.*)', said.strip().splitlines()[-1])
@@ -86,7 +79,7 @@ def restart(count, workdir, data, cache, folder, expected):
 def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data, cache, whole, tmp_path):
     workdir, others = tmp_path / 'run', [number for number in range(count) if number != victim]
     with Job(count, arguments(workdir, data, cache), tmp_path / 'logs') as job:
-        until_saved(job, workdir)
+        job.until_saved(workdir, EVERY)
         job.send(victim, fault)
         seconds = job.wait(others, within)
         for number in others:
@@ -101,7 +94,7 @@ def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data,
 def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):
     workdir = tmp_path / 'run'
     with Job(2, arguments(workdir, data, cache), tmp_path / 'logs') as job:
-        until_saved(job, workdir)
+        job.until_saved(workdir, EVERY)
         job.send(0, signal.SIGSTOP)
         job.wait([1], LATE)
         job.send(0, signal.SIGCONT)
@@ -114,7 +107,7 @@ def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):
 def test_a_slow_process_is_waited_for(data, cache, whole, tmp_path):
     workdir, done = tmp_path / 'run', threading.Event()
     with Job(2, arguments(workdir, data, cache), tmp_path / 'logs') as job:
-        until_saved(job, workdir)
+        job.until_saved(workdir, EVERY)
 
         def hinder():  # four fifths of its time
             while not done.is_set():
@@ -126,7 +119,7 @@ def test_a_slow_process_is_waited_for(data, cache, whole, tmp_path):
         thread = threading.Thread(target=hinder)
         thread.start()
         try:
-            until_saved(job, workdir, 3 * EVERY)
+            job.until_saved(workdir, 3 * EVERY)
         finally:
             done.set()
             thread.join()
@@ -188,7 +181,7 @@ def test_a_network_that_is_cut(data, cache, whole, tmp_path):
     workdir = tmp_path / 'run'
     with Network() as network, Job(2, arguments(workdir, data, cache), tmp_path / 'logs', network.inside,
                                    '10.77.0.1') as job:
-        until_saved(job, workdir)
+        job.until_saved(workdir, EVERY)
         network.run(0, 'ip link set cable0 down')
         seconds = job.wait([0, 1], LATE)
         told = [reason(job.said(number)) for number in (0, 1)]

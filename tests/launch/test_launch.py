@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.processes import free_port
 from configs import multi30k_best
 from runtime.preemption import STOPPED
 from runtime.processes import detected
-from tests.jobs import free_port
 from tests.scripts import ROOT, STEPS, parameters, train_arguments
 
 SCRIPTS = sorted(path.name for path in (ROOT / 'launch').glob('*.sh'))
@@ -216,7 +216,7 @@ def test_a_tpu_vm_expands_the_home_folder_of_a_user(fake):
     ([2], [75], 2), ([0], [137], 0), ([0], [0], 0), ([1], [75], 1)])
 def test_the_vms_of_a_slice_end_together(leader, others, status, fake, tmp_path):
     """Each VM runs the script. A script whose train.py has lost the leader does not start it again forever."""
-    until = 'until [[ -e {} ]]; do sleep 0.02; done\nexit $status'.format
+    until = 'for _ in {{1..9999}}; do [[ -e {} ]] && break; sleep 0.02; done\nexit $status'.format
     pythons = [fake(*leader, name='leader', text=FAKE.replace('exit $status', until(f'{tmp_path}/other.calls'))),
                fake(*others, 0, name='other', text=FAKE.replace('exit $status', until(f'{tmp_path}/.run.ended')))]
     scripts = [subprocess.Popen(['launch/tpu_vm.sh', f'--workdir={tmp_path}/run'], cwd=ROOT,

@@ -9,13 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 
 import inference
+from runtime.files import write_text
 from runtime.preemption import STOPPED
 from tests.jobs import Job
 from tests.scripts import ROOT
@@ -54,13 +54,6 @@ def params(workdir):
 def assert_same(workdir, other):
     for one, two in zip(params(workdir), params(other), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5)
-
-
-def until_saved(job, workdir, step):
-    deadline = time.monotonic() + 600
-    while not (workdir / 'checkpoints' / str(step)).exists():
-        assert time.monotonic() < deadline and all(process.poll() is None for process in job.processes), job.said(0)
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -284,8 +277,8 @@ compiled.Compiled.eval = signalled
 def test_a_run_directory_that_another_training_takes_over_is_left_to_it(cache, tmp_path):
     run = tmp_path / 'run'
     with Job(2, arguments(run, cache, train__steps=5000, checkpoint__every=100), tmp_path / 'logs') as job:
-        until_saved(job, run, 4)
-        (run / 'owner').write_text('process 7 on elsewhere\n')  # as if there were no locks between machines
+        job.until_saved(run, 4)
+        write_text(run / 'owner', 'process 7 on elsewhere\n')  # as if there were no locks between machines
         assert job.end() == [2, 2]
         for number in (0, 1):
             assert 'is now in use by another training (process 7 on elsewhere). This training stops' in job.said(number)
@@ -296,9 +289,9 @@ def test_a_run_directory_that_another_training_takes_over_is_left_to_it(cache, t
 @pytest.mark.slow
 def test_pmap_saves_stops_at_once_and_resumes_with_pmap_and_with_jit(cache, tmp_path):
     run, changes = tmp_path / 'run', {'eval__every': 1000, 'checkpoint__every': 40, 'checkpoint__keep_last': 9}
-    by_pmap = arguments(run, cache, parallel__mode='pmap', train__steps=400, **changes)
+    by_pmap = arguments(run, cache, parallel__mode='pmap', train__steps=100_000, **changes)
     with Job(2, by_pmap, tmp_path / 'logs') as job:
-        until_saved(job, run, 40)
+        job.until_saved(run, 40)
         job.send(1, signal.SIGTERM)  # by pmap as by jit, the run stops two steps later
         assert job.end() == [STOPPED] * 2, job.said(0)
         stopped = steps(run)[-1]

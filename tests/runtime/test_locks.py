@@ -66,14 +66,13 @@ def test_child_processes_hold_a_lock_that_is_inheritable(inheritable, tmp_path):
 
 
 def test_a_process_waits_for_a_lock_and_says_so(tmp_path, caplog):
-    first = lock_directory(tmp_path, 'lock', 'sweeps')
     second = threading.Thread(target=lambda: lock_directory(tmp_path, 'lock', 'sweeps', waiting='wait').close())
-    second.start()
-    deadline = time.monotonic() + 60
-    while not caplog.messages and time.monotonic() < deadline:
-        time.sleep(0.01)
-    second.join(0.1)
-    assert second.is_alive() and caplog.messages == ['wait']
-    first.close()
+    with lock_directory(tmp_path, 'lock', 'sweeps'):  # a test that fails here must not leave a thread that waits
+        second.start()
+        deadline = time.monotonic() + 60
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.01)
+        second.join(0.1)
+        assert second.is_alive() and caplog.messages == ['wait']
     second.join(60)
     assert not second.is_alive()

@@ -11,10 +11,10 @@ from concurrent import futures
 
 import pytest
 
+from benchmarks.processes import free_port
 from runtime import rendezvous
 from runtime.errors import UserError
 from runtime.rendezvous import Missing, meet
-from tests.jobs import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +22,20 @@ def quick(monkeypatch):
     monkeypatch.setattr(rendezvous, 'LINGER', 0.5)
     monkeypatch.setattr(rendezvous, 'PORT_FREED', 0.5)
     monkeypatch.setattr(rendezvous, 'QUIET', 0.2)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the meeting, which is `late` seconds fast."""
+    clock = types.SimpleNamespace(late=0, monotonic=lambda: time.monotonic() + clock.late, sleep=time.sleep)
+    monkeypatch.setattr(rendezvous, 'time', clock)
+    return clock
+
+
+def end_after(clock, attempts):
+    """Ends the patience of a process exactly after so many attempts. There are no pauses between them."""
+    pauses = []
+    clock.monotonic, clock.sleep = lambda: time.monotonic() + 1000 * (len(pauses) >= attempts), pauses.append
 
 
 def gather(*processes, patience=120.0, port=None):
@@ -57,28 +71,33 @@ def test_a_process_0_that_starts_late_is_waited_for(caplog):
         assert gather((2, 0), port=port) == [None] and early.result() == [None]
 
 
-def test_a_missing_process_is_named_and_is_no_error_of_the_user(caplog, monkeypatch):
+def test_a_missing_process_is_named_and_is_no_error_of_the_user(caplog, monkeypatch, clock):
     monkeypatch.setattr(rendezvous, 'REPEAT', 0.2)
-    late = 0
-    monkeypatch.setattr(rendezvous, 'time', types.SimpleNamespace(
-        monotonic=lambda: time.monotonic() + late, sleep=time.sleep))
     with futures.ThreadPoolExecutor(1) as pool, caplog.at_level('INFO', 'allyouneed.train'):
         both = pool.submit(gather, (4, 0), (4, 2))
         wait_until(lambda: 'waiting for processes 1, 3 (the start)' in caplog.text)  # process 2 has arrived
-        late = 1000
+        clock.late = 1000
         errors = both.result()
     assert all(isinstance(error, Missing) for error in errors)
     assert all('processes 1, 3 of 4 did not arrive' in str(error) and 'processes 0, 2 arrived' in str(error)
                for error in errors)
 
 
-def test_a_process_that_starts_long_before_process_0_learns_which_process_is_missing(monkeypatch):
-    monkeypatch.setattr(rendezvous, 'LINGER', 1)
-    port = free_port()
-    with futures.ThreadPoolExecutor(1) as pool:
-        early = pool.submit(gather, (3, 1), port=port, patience=6)
-        time.sleep(3)
-        errors = gather((3, 0), port=port, patience=6) + early.result()
+def test_a_process_that_starts_long_before_process_0_learns_which_process_is_missing(caplog, monkeypatch, clock):
+    """It waits for the answer as long as process 0 may wait, not only for the rest of its own patience."""
+    monkeypatch.setattr(rendezvous, 'REPEAT', 0.2)
+    port, connections, connect = free_port(), [], socket.create_connection
+    monkeypatch.setattr(socket, 'create_connection', lambda *arguments, **options: (
+        connections.append(connect(*arguments, **options)) or connections[-1]))
+    with futures.ThreadPoolExecutor(2) as pool, caplog.at_level('INFO', 'allyouneed.train'):
+        early = pool.submit(gather, (3, 1), port=port)
+        wait_until(lambda: 'waiting for process 0 (the start)' in caplog.text)
+        clock.late = 60  # half of the patience
+        first = pool.submit(gather, (3, 0), port=port)
+        wait_until(lambda: any(connection.gettimeout() >= 120 for connection in connections))
+        wait_until(lambda: 'waiting for process 2 (the start)' in caplog.text)
+        clock.late = 1000
+        errors = first.result() + early.result()
     assert all(isinstance(error, Missing) and 'process 2 of 3 did not arrive' in str(error) for error in errors), errors
 
 
@@ -160,8 +179,8 @@ def test_an_ended_process_is_noticed_among_more_than_1024_open_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.slow
-def test_another_program_at_the_address_is_named():
+def test_another_program_at_the_address_is_named(clock):
+    end_after(clock, attempts=1)
     with socket.create_server(('localhost', 0)) as other:
         def answer():
             connection, _ = other.accept()
@@ -169,11 +188,11 @@ def test_another_program_at_the_address_is_named():
             connection.sendall(b'\x00\x00\x18\x04\n')
             connection.close()
         threading.Thread(target=answer, daemon=True).start()
-        [error] = gather((2, 1), port=other.getsockname()[1], patience=0.3)
+        [error] = gather((2, 1), port=other.getsockname()[1])
     assert isinstance(error, UserError) and 'another program answers at this address' in str(error)
 
 
-def test_another_program_at_the_address_that_has_ended_is_no_error_of_the_user():
+def test_another_program_at_the_address_that_has_ended_is_no_error_of_the_user(clock):
     """JAX of the previous process 0 answers to a process that was started again. Then the previous process 0 ends."""
     def answer():
         connection, _ = other.accept()
@@ -184,7 +203,8 @@ def test_another_program_at_the_address_that_has_ended_is_no_error_of_the_user()
     other = socket.create_server(('localhost', 0))
     port = other.getsockname()[1]
     threading.Thread(target=answer, daemon=True).start()
-    [error] = gather((2, 1), port=port, patience=1)
+    end_after(clock, attempts=2)
+    [error] = gather((2, 1), port=port)
     assert isinstance(error, Missing) and 'process 0 does not answer at this address' in str(error)
 
 

@@ -1,11 +1,7 @@
 """Word-level distillation: the loss against its definition, and a student's run from start to end."""
 
 import functools
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from unittest.mock import Mock
 
 import flax.linen as nn
@@ -24,8 +20,9 @@ from model.losses import cross_entropy
 from model.transformer import Transformer
 from run_directory import trained
 from runtime.errors import UserError
+from tests.jobs import Job
 from tests.random_run import random_run
-from tests.scripts import ROOT, parameters, script, train_arguments
+from tests.scripts import parameters, script, train_arguments
 from tests.training.test_objective import Noisy, batch_of, log_softmax
 from training.objective import distilled, r_drop, simcut
 
@@ -188,18 +185,10 @@ def test_it_resumes_bit_for_bit_and_decodes_without_its_teacher(taught, run):
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(run, data, cache, tmp_path):
     """Each reads the teacher and has it whole."""
-    with socket.socket() as probe:
-        probe.bind(('localhost', 0))
-        port = probe.getsockname()[1]
     short = {'teacher': run[0], 'data': data, 'cache': cache, 'optimizer__warmup': 1, 'train__steps': 3,
              'eval__every': 3, 'eval__bleu_sentences': 2}
-    environment = os.environ | {'JAX_NUM_CPU_DEVICES': '1'}
-    pair = [subprocess.Popen([sys.executable, *student(tmp_path / 'two', **short), f'--process_id={process}',
-                              f'--coordinator_address=localhost:{port}', '--num_processes=2'],
-                             cwd=ROOT, stderr=subprocess.PIPE, env=environment) for process in range(2)]
-    for process in pair:
-        said = process.communicate(timeout=900)[1].decode()
-        assert process.returncode == 0, said
+    with Job(2, student(tmp_path / 'two', **short), tmp_path / 'logs') as job:
+        assert job.end() == [0, 0], job.said(0) + job.said(1)
     alone = script(*student(tmp_path / 'one', **short))
     assert alone.returncode == 0, alone.stderr.decode()
     for one, other in zip(parameters(tmp_path / 'one'), parameters(tmp_path / 'two'), strict=True):
