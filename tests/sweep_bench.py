@@ -54,7 +54,8 @@ def sweep_bench(tmp_path):
     (tmp_path / 'sweep.py').write_bytes((ROOT / 'sweep.py').read_bytes())
     (tmp_path / 'train.py').write_text(TRAIN.replace('ROOT', repr(str(tmp_path))))
     (tmp_path / 'decode.py').write_text(DECODE)
-    return tmp_path
+    yield tmp_path
+    (tmp_path / 'slow').unlink(missing_ok=True)  # ends the runs of a test that has failed
 
 
 def command(bench, *arguments, heads=(1, 4), seeds=2, config=True):
@@ -79,6 +80,8 @@ def start(bench, *arguments, **options):
     process = subprocess.Popen(command(bench, *arguments, **options), cwd=bench, stderr=subprocess.PIPE, text=True,
                                stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     wait_for(bench / 'out/num_heads=4,seed=0/began')
+    while not times_begun(bench)['num_heads=4,seed=0']:  # the file is empty before it is written
+        time.sleep(0.02)
     return process
 
 
