@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags
 
-from analysis.compare import LOGS, METRIC_NAMES, is_metric, load_runs
+from analysis.compare import LOGS, METRIC_NAMES, SWEEP, is_metric, load_runs, recorded_sweep
 from analysis.sweep_report import split_of_report, write_report
 from analysis.sweeping import SweepProgress, claim_directory, logged_regularly, planned_runs, read_sweep
 from command_line import flag_files_explained, run_script
@@ -108,7 +108,8 @@ def main() -> None:
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
-    runs = planned_runs(GRID.value, config, read_sweep(GRID.value, config), constant)
+    recorded = recorded_sweep(directory)['runs'] if (directory / SWEEP).exists() else {}
+    runs = planned_runs(GRID.value, config, read_sweep(GRID.value, config), constant, recorded)
     for option, value in constant.items():
         if all(option in overrides for overrides in runs.values()):
             log.warning('the sweep sets config.%s in every run, so --config.%s=%s has an effect only if %s reads this '

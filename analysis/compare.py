@@ -107,13 +107,18 @@ class RunRecord:
     def state_on(self, split: str) -> str:
         """Returns the state of the run as text: 'finished', 'failed: ...', 'at step 30 of 60' or 'not started'.
 
-        A failed run that was finished by hand (`finished_on`) is 'finished'. A folder with a model but without metrics
-        is 'not trained here': an imported or an exported model.
+        A failed run that was finished by hand (`finished_on`) is 'finished'. A trained run is not finished if another
+        checkpoint was scored, or if a run of a sweep was not scored. A folder with a model but without metrics is 'not
+        trained here': an imported or an exported model.
         """
-        if self.failure and not self.finished_on(split):
-            return f'failed: {self.failure}'
-        if self.trained:
+        if self.finished_on(split):
             return 'finished'
+        if self.failure:
+            return f'failed: {self.failure}'
+        if self.trained and split in self.results:
+            return f'trained but scored at step {", ".join(map(str, self.results[split]["checkpoint_steps"]))}'
+        if self.trained:
+            return f'trained but not scored on {split}' if (self.workdir.parent / SWEEP).exists() else 'finished'
         if not self.curves and ((self.workdir / EXPORTED).exists() or saved_steps(self.workdir) == [0]):
             return 'not trained here'
         began = (self.workdir / CONFIG).exists()

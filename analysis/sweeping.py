@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def _is_overrides(value: Any) -> bool:
 
 
 def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
-                 constant: Collection[str]) -> dict[str, Overrides]:
+                 constant: Collection[str], recorded: Mapping[str, Overrides] = {}) -> dict[str, Overrides]:
     """Returns {name of the run: overrides}. If several runs have equal configs, only the first run is kept.
 
     Args:
@@ -68,6 +68,7 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
       config: the resolved recipe.
       sweep: the runs of the file.
       constant: the options that the command line sets in every run.
+      recorded: the runs in sweep.json, by name. These runs keep their names.
 
     Raises:
       UserError: if a run's config is not possible. The message names the run.
@@ -89,7 +90,7 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
     if len(unique) < len(sweep):
         log.info('skipping %d duplicate runs of the sweep', len(sweep) - len(unique))
     runs = list(unique.values())
-    return dict(zip(run_names(runs, options), runs, strict=True))
+    return dict(zip(run_names(runs, options, recorded), runs, strict=True))
 
 
 def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, Any],

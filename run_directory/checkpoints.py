@@ -78,7 +78,8 @@ class Checkpoints:
 
     A checkpoint that was saved only because of a signal does not count as one of the last checkpoints, so that an
     interruption does not change which checkpoints are kept and averaged. If there are only such checkpoints, they
-    count. Each checkpoint contains the steps that counted when it was saved, because a resumed run may have other
+    count. Such a checkpoint also counts after it was evaluated, for example because the training was shortened to its
+    step. Each checkpoint contains the steps that counted when it was saved, because a resumed run may have other
     intervals and another `keep_last`.
 
     Attributes:
@@ -385,6 +386,8 @@ class Checkpoints:
                 with contextlib.suppress(Exception):  # a damaged file may raise any type of exception
                     content = read_progress(self._folder / str(step))
                 last = content.get('last_scheduled', [*last, step] if content.get('scheduled', True) else last)
+                if step in self.values and step not in last:
+                    last = [*last, step]
             return last
 
         return from_leader('the scheduled checkpoints', read)

@@ -74,6 +74,15 @@ def test_what_is_run_and_reported(bench):
     assert 'run num_heads=4,seed=0: not in this sweep' in other.stderr
 
 
+def test_runs_keep_their_names_when_a_sweep_varies_another_option(bench):
+    (bench / 'out').mkdir()
+    (bench / 'out/sweep.json').write_text(json.dumps({'config': {}, 'runs': {
+        'seed=0': {'model.num_heads': 1, 'seed': 0}, 'seed=1': {'model.num_heads': 1, 'seed': 1}}}))
+    typed = sweep(bench, '--dry_run', seeds=3).stdout.splitlines()
+    assert typed[::3] == ['# seed=0', '# seed=1', '# num_heads=1,seed=2',
+                          *(f'# num_heads=4,seed={seed}' for seed in range(3)), '# 6 runs']
+
+
 NOW = time.time()
 
 

@@ -241,6 +241,9 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
         progress = judge(progress, checkpoints.values[first], config)
     elif first and (first >= last or due_at(first, config).evaluate):
         progress = judge(progress, evaluate_saved(parts, first, state, checkpoints, metrics, stop), config)
+        if first >= last and progress.sums:  # config.train.steps was lowered, so this step was not logged as the last
+            with show_bar(first, last) as bar:
+                log_step(parts, first, progress, metrics, bar)
     if first >= last or progress.stopped:
         log.info('%s', finished_message(first, config))
         return

@@ -14,7 +14,7 @@ comprehension selects runs. The sweep [{}] is the recipe without overrides.
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runtime.errors import UserError
@@ -56,7 +56,7 @@ def zipped(*sweeps: Sweep) -> Sweep:
     return [_merged(parts) for parts in zip(*sweeps, strict=True)]
 
 
-def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
+def run_names(sweep: Sweep, options: Iterable[str], recorded: Mapping[str, Overrides] = {}) -> list[str]:
     """Returns a name for each run of a sweep, such as 'num_heads=4,d_k=32,seed=1'.
 
     A name lists the options in which the runs differ. A run that sets none of these options is named 'base'. Names have
@@ -66,18 +66,21 @@ def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
     Args:
       sweep: the runs. All runs must differ from each other.
       options: all options of the config. In the names of runs, each option has its shortest unique name.
+      recorded: the runs of an earlier version of the sweep, by name. These runs keep their names.
     """
     options = list(options)
     short = short_names(options)
+    kept = [next((name for name, earlier in recorded.items() if earlier == overrides), '') for overrides in sweep]
     naming = {*differing(sweep), 'seed'} if len(sweep) > 1 else set(options)
     names = []
     for overrides in sweep:
         in_name = sorted((option for option in overrides if option in naming), key=lambda option: option == 'seed')
         name = ','.join(f'{short[option]}={_written(overrides[option])}' for option in in_name) or 'base'
         names.append(name if len(name) <= MOST_LETTERS else f'{name[:MOST_LETTERS]}~{_digest(overrides)}')
-    # A digest distinguishes values that differ only in characters which a name cannot contain.
-    return [f'{name}~{_digest(overrides)}' if names.count(name) > 1 else name
-            for name, overrides in zip(names, sweep, strict=True)]
+    # A digest distinguishes values that differ only in characters which a name cannot contain. The recorded name of a
+    # run may lack options that the new sweep varies, so another run could get the same name.
+    return [own or (f'{name}~{_digest(overrides)}' if names.count(name) > 1 or name in kept else name)
+            for own, name, overrides in zip(kept, names, sweep, strict=True)]
 
 
 def differing(sweep: Sweep) -> list[str]:

@@ -96,7 +96,7 @@ def test_a_failed_run_that_was_finished_by_hand_is_finished_on_the_splits_with_r
     runs = load_runs(sweep)
     assert runs[0].state == 'finished'
     states = [results_table(runs, split=split).rows[0]['state'] for split in ('validation', 'test')]
-    assert states == ['finished', '1 failed: exit status 1, 1 finished']
+    assert states == ['finished', '1 failed: exit status 1, 1 trained but not scored on test']
 
 
 @pytest.mark.parametrize('metric, scored, finished', [
@@ -107,6 +107,14 @@ def test_a_run_is_finished_if_its_best_or_last_checkpoint_was_scored(tmp_path, m
     write_run(tmp_path / 'run', {'eval.metric': metric}, 20.0, checkpoint_steps=scored)
     [run] = load_runs(tmp_path)
     assert run.finished_on('validation') == finished and not run.finished_on('test')
+    assert run.state == ('finished' if finished else f'trained but scored at step {scored[0]}')
+
+
+def test_a_trained_run_without_scores_is_finished_except_in_a_sweep(sweep):
+    (sweep / 'seed=0/results/validation.json').unlink()
+    assert load_runs(sweep)[0].state == 'trained but not scored on validation'
+    (sweep / SWEEP).unlink()
+    assert load_runs(sweep / 'seed=0')[0].state == 'finished'
 
 
 def test_a_list_of_runs_is_compared_by_what_differs(sweep, monkeypatch):

@@ -65,6 +65,14 @@ def test_names_are_unique_and_fit_a_file_system():
     assert names == run_names(over('data.dir', directories[::-1]), OPTIONS)[::-1]
 
 
+def test_runs_keep_their_recorded_names_and_other_runs_do_not_get_these_names():
+    first, *added = [{'model.num_heads': 4, 'model.norm': 'pre'}, {'model.num_heads': 4}, {'model.num_heads': 8}]
+    names = run_names([*added, first], OPTIONS, {'num_heads=4': first})
+    assert re.fullmatch('num_heads=4~.{8} num_heads=8 num_heads=4', ' '.join(names))
+    recorded = dict(zip(names, [*added, first], strict=True))
+    assert run_names([first, *added], OPTIONS, recorded) == [names[2], *names[:2]]
+
+
 def every(sweep, config):
     """The configs of all runs of one of our sweeps, checked."""
     return every_of(importlib.import_module(f'configs.sweeps.{sweep}').get_sweep(config), config)

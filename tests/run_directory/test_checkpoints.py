@@ -99,6 +99,20 @@ def test_a_checkpoint_of_a_signal_is_not_one_of_the_last(tmp_path, saves):
                 assert checkpoints.resolve('latest') == kept[-1:]
 
 
+def test_a_checkpoint_of_a_signal_counts_after_it_was_evaluated(tmp_path):
+    with open_checkpoints(tmp_path, keep_last=2) as checkpoints:
+        for step in (3, 6, 7):
+            checkpoints.save(step, state(step), {}, scheduled=step < 7)
+        checkpoints.wait()
+        assert checkpoints.resolve('average:2') == [3, 6]
+        evaluated(tmp_path, checkpoints, 7, 'loss', 1.0)
+        assert checkpoints.resolve('average:2') == [6, 7]
+    with open_checkpoints(tmp_path, keep_last=2) as checkpoints:
+        checkpoints.save(9, state(9), {})
+        checkpoints.wait()
+        assert checkpoints.resolve('average:2') == [7, 9]
+
+
 def test_checkpoints_of_smaller_intervals_and_of_an_earlier_last_step_count(tmp_path):
     config = base.get_config()
     config.update_from_flattened_dict({

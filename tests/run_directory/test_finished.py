@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from run_directory.records import finished_at, read_config
+from run_directory.records import finished_at, read_config, read_metrics
 from tests.scripts import script
 from tests.tiny_run import said, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
@@ -63,6 +63,7 @@ def test_fewer_steps_than_a_finished_run_has_made_are_not_recorded(whole, tmp_pa
 
 def test_fewer_steps_that_finish_a_run_are_recorded(copy, cache, said):
     start(copy, tiny_config(cache, train__steps=9))  # evaluates step 9, the last checkpoint
+    assert [line['step'] for line in read_metrics(copy) if 'train_loss' in line] == [5, 9]
     config = json.loads((copy / 'config.json').read_text())
     config['train']['steps'] = 12
     (copy / 'config.json').write_text(json.dumps(config))
