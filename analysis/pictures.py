@@ -326,13 +326,16 @@ def _over_image(axes, image, shade):
 
 
 def _over_series(axes, series, shade):
+    from matplotlib.colors import LinearSegmentedColormap
     axes.plot(np.arange(len(series)) + 0.5, series, linewidth=0.8, zorder=2)
     axes.set_xlabel('step of the series', fontsize=8)
     axes.set_ylabel('value', fontsize=8)
     axes.set_xlim(0, len(series))
     if shade is None:
         return None
-    return axes.imshow(shade.reshape(1, -1), cmap='Blues', vmin=0, aspect='auto', alpha=0.8,
+    # Shades without a hue, and none of them dark, so that the line of each channel is visible everywhere.
+    greys = LinearSegmentedColormap.from_list('greys', ['white', '0.65'])
+    return axes.imshow(shade.reshape(1, -1), cmap=greys, vmin=0, aspect='auto',
                        extent=(*axes.get_xlim(), *axes.get_ylim()))
 
 

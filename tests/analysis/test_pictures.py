@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from analysis import pictures
 from analysis.pictures import (
@@ -57,7 +58,9 @@ def test_a_picture_over_an_example_says_how_much_its_colours_are(shape, grid):
         assert bar.get_ylabel() == 'weight'
     assert np.ptp(mean.images[-1].get_array()) == 0
     assert not example.child_axes
-    if len(shape) == 2:  # the shade covers the series from edge to edge
+    if len(shape) == 2:  # the shade covers the series from edge to edge, and hides no line
+        darkest = np.array(head.images[0].cmap(1.0)[:3])
+        assert all(np.linalg.norm(darkest - to_rgb(line.get_color())) > 0.5 for line in head.lines)
         assert tuple(head.images[0].get_extent()) == (*head.get_xlim(), *head.get_ylim()) and head.get_xlim() == (0, 12)
         assert head.get_xlabel() and head.get_ylabel()
 
