@@ -139,6 +139,37 @@ def test_every_head_has_its_number_and_dark_is_much():
     assert figure.get_suptitle() == 'exact match'
 
 
+@pytest.mark.parametrize('layers, heads, largest', [(2, 2, 1e-4), (6, 9, 99.0)])
+def test_the_numbers_of_many_heads_do_not_overlap(layers, heads, largest):
+    scores = np.random.default_rng(0).uniform(0, largest, (layers, heads))
+    figure = heads_figure({'encoder': scores, 'cross': scores[:1]}, 'how far heads moved, percent of their size')
+    assert_complete(figure)
+    for axes in figure.axes:
+        width, height = axes.get_window_extent().size / axes.images[0].get_array().shape[::-1]
+        numbers, columns, rows = ([text.get_window_extent() for text in texts] for texts in (
+            axes.texts, axes.get_xticklabels(), axes.get_yticklabels()))
+        assert max(box.width for box in [*numbers, *columns]) < width
+        assert max(box.height for box in [*numbers, *rows]) < height
+
+
+@pytest.mark.parametrize('columns, label, axis_labels', [
+    (['\u2581Dog', '</s>', '<s>', '\u2581Ein', '\u2581Hund'], 'contribution (instead of \u2581vendredi)',
+     ('tokens of the source, then earlier tokens of the target', 'predicted token')),
+    (['\u2581Ein', '\u2581Donaudampfschifffahrt'], 'probability of the target token', ('target token', 'place'))])
+def test_a_small_matrix_has_room_for_its_names_and_labels(columns, label, axis_labels):
+    values = np.random.default_rng(0).uniform(size=(3, len(columns)))
+    figure = matrix_figure(values, ['\u2581Ein', '\u2581Hund', '</s>'], columns, label, axis_labels)
+    assert_complete(figure)
+    assert (figure.axes[0].get_window_extent().size / figure.dpi > 1).all(), 'the names leave room for the matrix'
+
+
+def assert_complete(figure):
+    """Asserts that no text of a figure lies outside of the figure."""
+    figure.draw_without_rendering()
+    (left, bottom, right, top), (width, height) = figure.get_tightbbox().extents, figure.get_size_inches()
+    assert min(left, bottom) >= 0 and right <= width and top <= height
+
+
 def test_a_confusion_matrix_of_many_classes_shows_the_classes_with_the_most_errors():
     classes = [f'c{number}' for number in range(1000)]
     confusion = {name: {name: 9} for name in classes} | {'c7': {'c7': 5, 'c500': 4}, 'c999': {'c7': 1}}
