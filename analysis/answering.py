@@ -97,7 +97,7 @@ def decode(request: Request) -> None:
         answer_file(request, run.model, options, page, alignment_head(request, run))
     if page:
         page.write()
-        log.info('%s: %d explanations', page.path, page.count)
+        log.info('%s: %d explanation%s', page.path, page.count, '' if page.count == 1 else 's')
 
 
 def check_shown(request: Request, model: TextModel | Predictor) -> None:
@@ -192,8 +192,10 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
     if page is not None and page.full:
         page = None
     count = len(answer.source_tokens) + len(answer.hypotheses[0].tokens)
-    # The first token of a language model is not predicted, so a single token has nothing to show.
-    if (pictured or page or request.attention) and count > model.unpredicted:
+    # The first token of a language model is not predicted, so a single token has nothing to show. An empty line is not
+    # translated. But an empty pair is scored.
+    shown = count > model.unpredicted or request.score and isinstance(model, Translator)
+    if (pictured or page or request.attention) and shown:
         weights = model.attention(answer)
         report.add_attention(answer)
     if page and weights is not None:

@@ -122,10 +122,10 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
     attention.sort(key=lambda each: each.kind != first)
     predictions = [*[None] * model.unpredicted, *model.token_probabilities(output, ALTERNATIVES)]
     texts = [(read, output.source), (written, output.text), ('reference', reference)]
-    answers = [(f'{each.score:.3f}', f'{each.log_prob:.3f}', each.text) for each in output.hypotheses if each.text]
+    answers = [(f'{each.score:.3f}', f'{each.log_prob:.3f}', each.text) for each in output.hypotheses]
     return Explanation(
         number, [(name, text) for name, text in texts if text or name and name == written],
-        attention, predictions[:MOST_TOKENS], [('score', 'log-probability', written), *answers] if answers else [])
+        attention, predictions[:MOST_TOKENS], [('score', 'log-probability', written), *answers] if written else [])
 
 
 def explain_example(model: Predictor, prediction: Prediction, number: int = 1, target: str = '') -> Explanation:

@@ -28,6 +28,7 @@ log = logging.getLogger('allyouneed.pictures')
 
 BOX = '\u25a1'  # is drawn for a character that no font has
 MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
+MOST_INCHES = 12  # maximum width of several panels in one row
 MOST_TOKENS = 128  # maximum number of tokens on an axis; more names would not be readable
 MOST_VALUES = 4  # maximum number of predicted values in the title of a picture
 
@@ -189,7 +190,11 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
 def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> 'Figure':
     """Draws a panel for each kind of attention, with a number for each head. Dark cells have high numbers."""
     lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
-    figure, panels = _panels(len(scores), (2.8, 2.2), columns=len(scores))
+    layers, heads = np.max([values.shape for values in scores.values()], axis=0)
+    longest = max(len(f'{value:.3g}') for values in scores.values() for value in values.flat)
+    width, height = max(2.8, 0.7 + heads * max(0.5, 0.09 * longest)), max(2.2, 0.8 + 0.22 * layers)
+    columns = max(1, min(len(scores), int(MOST_INCHES / width)))
+    figure, panels = _panels(len(scores), (max(width, 0.09 * len(title) / columns), height), columns)
     for axes, (kind, values) in zip(panels, scores.items(), strict=True):
         axes.imshow(values, cmap='Blues', vmin=lowest, vmax=highest, aspect='auto')
         for layer, head in np.ndindex(values.shape):
@@ -213,19 +218,21 @@ def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], 
     """
     across, down = (axis_label(name, len(names), MOST_TOKENS)
                     for name, names in zip(axis_labels, (columns, rows), strict=True))
-    rows, columns = rows[:MOST_TOKENS], columns[:MOST_TOKENS]
-    values = values[:len(rows), :len(columns)]
-    size = max(3.0, 0.32 * len(columns)) + 0.09 * max(map(len, rows)), max(2.0, 0.26 * len(rows)) + 1.2
+    rows, columns = ([_printable(name) for name in names[:MOST_TOKENS]] for names in (rows, columns))
+    values, label = values[:len(rows), :len(columns)], _printable(label)
+    # A row or column needs a minimum size. The names shrink the matrix, and a label must not be longer than its side.
+    size = (max(3.0, 0.32 * len(columns), 0.1 * len(across)) + 0.09 * max(map(len, rows)),
+            max(2.0, 0.26 * len(rows), 0.1 * len(down), 0.1 * len(label)) + 0.09 * max(map(len, columns)) + 0.5)
     figure, (axes,) = _panels(1, size)
     highest = max(float(np.nanmax(np.abs(values), initial=0)), 1e-9)
     signed = bool(np.nanmin(values, initial=0) < 0)
     image = axes.imshow(values, cmap='RdBu' if signed else 'Blues', vmin=-highest if signed else 0, vmax=highest,
                         aspect='auto')
-    axes.set_xticks(range(len(columns)), [_printable(name) for name in columns], rotation=90, fontsize=8)
-    axes.set_yticks(range(len(rows)), [_printable(name) for name in rows], fontsize=8)
+    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.tick_params(length=0)
     axes.set(xlabel=across, ylabel=down)
-    figure.colorbar(image, label=_printable(label))
+    figure.colorbar(image, label=label)
     return _with_fonts(figure)
 
 
@@ -326,13 +333,16 @@ def _over_image(axes, image, shade):
 
 
 def _over_series(axes, series, shade):
+    from matplotlib.colors import LinearSegmentedColormap
     axes.plot(np.arange(len(series)) + 0.5, series, linewidth=0.8, zorder=2)
     axes.set_xlabel('step of the series', fontsize=8)
     axes.set_ylabel('value', fontsize=8)
     axes.set_xlim(0, len(series))
     if shade is None:
         return None
-    return axes.imshow(shade.reshape(1, -1), cmap='Blues', vmin=0, aspect='auto', alpha=0.8,
+    # Shades without a hue, and none of them dark, so that the line of each channel is visible everywhere.
+    greys = LinearSegmentedColormap.from_list('greys', ['white', '0.65'])
+    return axes.imshow(shade.reshape(1, -1), cmap=greys, vmin=0, aspect='auto',
                        extent=(*axes.get_xlim(), *axes.get_ylim()))
 
 

@@ -236,7 +236,8 @@ class Generator(SearchModel):
 
     @override
     def text_names(self, output: Output) -> tuple[str, str]:
-        return ('prompt', 'continuation') if output.text else ('text', '')
+        best = output.hypotheses[0]  # an example of a split has no continuation, not even an end token
+        return ('prompt', 'continuation') if best.tokens or best.ended else ('text', '')
 
     @override
     def read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:

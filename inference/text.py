@@ -102,7 +102,7 @@ class TextModel(abc.ABC):
     def text_names(self, output: Output) -> tuple[str, str]:
         """Returns the names of the input and the output, such as ('source', 'translation').
 
-        The name of the output is '' if the output has no text.
+        The name of the output is '' if the model has written nothing, not even an end token.
         """
 
     @abc.abstractmethod

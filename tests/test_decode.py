@@ -24,12 +24,13 @@ from analysis.request import FILES, Request
 from configs import recipe
 from inference.edits import Edit
 from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
 from inference.scores import read_table
 from input_pipeline.data import LabelledData, PairData, open_data
 from model.patches import grid_sinusoids
 from model.positional import sinusoids
 from runtime.errors import UserError
-from tests.inference.test_text import Parrot
+from tests.inference.test_text import Echo, Parrot
 from tests.input_pipeline.helpers import in_memory
 from tests.random_run import random_run
 from tests.scripts import ROOT, explained, script, train_arguments
@@ -117,6 +118,7 @@ def test_jsonl_has_all_entries_and_pictures_are_drawn(run, tmp_path):
                     '--format=jsonl', '--n_best=2', '--attention', f'--pictures={tmp_path}/pictures',
                     '--checkpoint=average:2', f'--explain={tmp_path}/page.html')
     assert result.returncode == 0, result.stderr.decode()
+    assert b'page.html: 1 explanation\n' in result.stderr
     page, = explained(tmp_path / 'page.html')  # of the empty line there is nothing to tell
     assert page['texts'][0] == ['source', 'one two'] and len(page['answers']) > 3  # header, and the whole beam
     first, second = map(json.loads, (tmp_path / 'out.jsonl').read_text().splitlines())
@@ -471,14 +473,25 @@ def test_a_missing_training_split_is_reported_before_a_split_is_translated(scori
 
 
 @pytest.mark.slow
-def test_an_empty_translation_has_the_attention_of_its_end_token(tmp_path):
+def test_empty_targets_have_the_attention_of_their_end_token(tmp_path):
     model, page = random_run('transformer').model, Page(tmp_path / 'page.html', '', 5)
     request = Request(input='-', score=True, format='jsonl', attention=True, pictures=str(tmp_path / 'pictures'))
     report = answering.Report(model, 'line', scored=False)
     first, second = (json.loads(answering.output_line(request, report, answer, number, 1, page))
                      for number, answer in enumerate(model.forced_all([('one', ''), ('', '')]), 1))
-    assert np.shape(first['attention'])[2:] == (1, 4) and 'attention' not in second
-    assert page.count == 1 and [path.name for path in (tmp_path / 'pictures').iterdir()] == ['000001.png']
+    assert np.shape(first['attention'])[2:] == (1, 4) and np.shape(second['attention'])[2:] == (1, 1)
+    assert page.count == 2 == len([*(tmp_path / 'pictures').iterdir()])
+
+
+@pytest.mark.parametrize('score', [True, False])
+def test_an_empty_pair_is_shown_and_an_empty_line_is_not(score, tmp_path, monkeypatch):
+    model = Echo()
+    monkeypatch.setattr(model, 'attention', lambda output: {'cross': np.ones((1, 1, 1, 1))})
+    monkeypatch.setattr(model, 'token_probabilities', lambda *_: [])
+    request, page = Request(input='-', score=score, format='jsonl', attention=True), Page(tmp_path / 'page.html', '', 5)
+    line = json.loads(answering.output_line(request, answering.Report(model, 'line', scored=False),
+                                            Output('', [], [Hypothesis('', [], -1.0, -1.0)]), 1, 1, page))
+    assert (page.count, line.get('attention')) == ((1, [[[[1.0]]]]) if score else (0, None))
 
 
 def test_a_prompt_with_an_empty_continuation_has_attention(monkeypatch):

@@ -141,7 +141,7 @@ function drawHeads() {
   const [layers, heads, rows, columns] = view.attention.shape;
   $('chooser').hidden = layers * heads === 1;
   const shown = heads === 1 ? [MEAN] : [MEAN, ...Array(heads).keys()];
-  $('heads').style.gridTemplateColumns = `1.2rem repeat(${shown.length}, minmax(0, 3.2rem))`;
+  $('heads').style.gridTemplateColumns = `1.2rem repeat(${shown.length}, minmax(1.4rem, 3.2rem))`;
   const buttons = Array.from({length: layers}, (_, layer) => [
     element('span', {}, layer + 1),
     ...shown.map(head => {
@@ -154,12 +154,20 @@ function drawHeads() {
   const names = heads === 1 ? [''] : ['mean', ...Array.from({length: heads}, (_, head) => head + 1)];
   $('heads').replaceChildren(...['', ...names].map(name => element('span', {}, name)), ...buttons.flat());
   for (const canvas of $('heads').querySelectorAll('canvas')) paint(canvas);
+  showChosenHead();
 
   function thumbnail(layer, head) {
     const canvas = element('canvas', {width: columns, height: rows});
     Object.assign(canvas.dataset, {layer, head});
     return canvas;
   }
+}
+
+// Scrolls the panel to the chosen head, but not the page, as Element.scrollIntoView would do. On the left, the numbers of
+// the layers cover 22 pixels.
+function showChosenHead() {
+  const [panel, chosen] = [$('heads'), $('heads').querySelector('[aria-pressed=true]')].map(part => part.getBoundingClientRect());
+  $('heads').scrollLeft += Math.max(0, chosen.right + 3 - panel.right) + Math.min(0, chosen.left - 25 - panel.left);
 }
 
 // Whether the keys run from right to left. Then key 0 is the last column of the matrix and of the thumbnails.

@@ -161,7 +161,7 @@ function fillAnswers() {
   if (!header) return;
   $('answers').replaceChildren(
     element('tr', {}, ...header.map(name => element('th', {scope: 'col'}, name))),
-    ...rows.map(row => element('tr', {}, ...row.map(cell => element('td', {dir: 'auto'}, cell)))));
+    ...rows.map(row => element('tr', {}, ...row.map(cell => element('td', {dir: 'auto'}, cell || '–')))));
 }
 
 /* ---- tokens: two rows of text, or the patches of a picture ---- */

@@ -237,10 +237,21 @@ def test_a_continuation_is_explained_as_far_as_a_window_reaches(generator):
         float(jax.nn.softmax(logits)[0, 3, TOKENIZER.encode('e')[0]]), rel=1e-4)
 
 
-def test_what_is_not_written_is_named_only_where_it_is_missed(translator, generator):
-    empty = output('ab', '')
-    assert explain_text(translator, empty, translator.attention(empty)).texts == [('source', 'ab'), ('translation', '')]
-    explanation = explain_text(generator, empty, generator.attention(empty))
+def test_empty_hypotheses_are_listed(translator, generator, monkeypatch):
+    answer = output('ab', '', 'c')
+    for model, kind, names in (translator, 'cross', ('source', 'translation')), (
+            generator, 'encoder', ('prompt', 'continuation')):
+        monkeypatch.setattr(model, 'token_probabilities', lambda *_: [])
+        explanation = explain_text(model, answer, {kind: np.ones((1, 1, 2, 2), np.float32)})
+        assert explanation.texts == [(names[0], 'ab'), (names[1], '')]
+        assert explanation.answers == [('score', 'log-probability', names[1]), ('-2.000', '-1.000', ''),
+                                       ('-3.000', '-2.000', 'c')]
+
+
+def test_an_example_of_a_split_has_no_continuation(generator, monkeypatch):
+    monkeypatch.setattr(generator, 'token_probabilities', lambda *_: [])
+    answer = Output('ab', TOKENIZER.encode('ab'), [Hypothesis('', [], 0.0, 0.0, ended=False)])
+    explanation = explain_text(generator, answer, {'encoder': np.ones((1, 1, 2, 2), np.float32)})
     assert explanation.texts == [('text', 'ab')] and explanation.answers == []
 
 

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from analysis import pictures
 from analysis.pictures import (
@@ -57,7 +58,9 @@ def test_a_picture_over_an_example_says_how_much_its_colours_are(shape, grid):
         assert bar.get_ylabel() == 'weight'
     assert np.ptp(mean.images[-1].get_array()) == 0
     assert not example.child_axes
-    if len(shape) == 2:  # the shade covers the series from edge to edge
+    if len(shape) == 2:  # the shade covers the series from edge to edge, and hides no line
+        darkest = np.array(head.images[0].cmap(1.0)[:3])
+        assert all(np.linalg.norm(darkest - to_rgb(line.get_color())) > 0.5 for line in head.lines)
         assert tuple(head.images[0].get_extent()) == (*head.get_xlim(), *head.get_ylim()) and head.get_xlim() == (0, 12)
         assert head.get_xlabel() and head.get_ylabel()
 
@@ -134,6 +137,37 @@ def test_every_head_has_its_number_and_dark_is_much():
     assert [label.get_text() for label in cross.get_yticklabels()] == ['layer 1', 'layer 2']
     assert {axes.images[0].get_clim() for axes in (encoder, cross)} == {(0.0, 1.0)}
     assert figure.get_suptitle() == 'exact match'
+
+
+@pytest.mark.parametrize('layers, heads, largest', [(2, 2, 1e-4), (6, 9, 99.0)])
+def test_the_numbers_of_many_heads_do_not_overlap(layers, heads, largest):
+    scores = np.random.default_rng(0).uniform(0, largest, (layers, heads))
+    figure = heads_figure({'encoder': scores, 'cross': scores[:1]}, 'how far heads moved, percent of their size')
+    assert_complete(figure)
+    for axes in figure.axes:
+        width, height = axes.get_window_extent().size / axes.images[0].get_array().shape[::-1]
+        numbers, columns, rows = ([text.get_window_extent() for text in texts] for texts in (
+            axes.texts, axes.get_xticklabels(), axes.get_yticklabels()))
+        assert max(box.width for box in [*numbers, *columns]) < width
+        assert max(box.height for box in [*numbers, *rows]) < height
+
+
+@pytest.mark.parametrize('columns, label, axis_labels', [
+    (['\u2581Dog', '</s>', '<s>', '\u2581Ein', '\u2581Hund'], 'contribution (instead of \u2581vendredi)',
+     ('tokens of the source, then earlier tokens of the target', 'predicted token')),
+    (['\u2581Ein', '\u2581Donaudampfschifffahrt'], 'probability of the target token', ('target token', 'place'))])
+def test_a_small_matrix_has_room_for_its_names_and_labels(columns, label, axis_labels):
+    values = np.random.default_rng(0).uniform(size=(3, len(columns)))
+    figure = matrix_figure(values, ['\u2581Ein', '\u2581Hund', '</s>'], columns, label, axis_labels)
+    assert_complete(figure)
+    assert (figure.axes[0].get_window_extent().size / figure.dpi > 1).all(), 'the names leave room for the matrix'
+
+
+def assert_complete(figure):
+    """Asserts that no text of a figure lies outside of the figure."""
+    figure.draw_without_rendering()
+    (left, bottom, right, top), (width, height) = figure.get_tightbbox().extents, figure.get_size_inches()
+    assert min(left, bottom) >= 0 and right <= width and top <= height
 
 
 def test_a_confusion_matrix_of_many_classes_shows_the_classes_with_the_most_errors():

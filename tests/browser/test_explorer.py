@@ -257,6 +257,24 @@ def test_phone_and_dark(opened, scheme, width):
         assert page.evaluate("getComputedStyle(document.body).backgroundColor").removeprefix('rgb(') != background
 
 
+@pytest.mark.parametrize('width', [360, 1280])
+@pytest.mark.parametrize('heads', [1, 4, 8, 16])
+def test_the_labels_of_the_heads_are_apart_and_the_chosen_head_is_visible(opened, heads, width):
+    with opened([translation(heads=heads)], width=width) as page:
+        spans = page.evaluate("""[...document.querySelectorAll('#heads > span')].map(span => {
+            const text = document.createRange();
+            text.selectNodeContents(span);
+            return text.getBoundingClientRect();
+        }).filter(box => box.width).sort((one, other) => one.y - other.y || one.x - other.x)""")
+        assert all(one['bottom'] <= other['top'] or one['right'] < other['left']
+                   for one, other in itertools.pairwise(spans))
+        for _ in range(heads):
+            page.keyboard.press('h')
+            panel, chosen = (page.locator(f'#heads{chosen}').bounding_box() for chosen in ('', ' [aria-pressed=true]'))
+            assert panel['x'] <= chosen['x'] and chosen['x'] + chosen['width'] <= panel['x'] + panel['width']
+        picture(page, f'{heads}-heads-{width}')
+
+
 CONTRASTS = """() => {  // of the texts of the keys with their backgrounds
     const ink = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
     const luminance = color => {  // as WCAG 2 defines it
