@@ -305,7 +305,7 @@ def test_a_real_sweep_killed_half_way(tmp_path):
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(600) == 130
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=6000)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr
     assert '2 runs: 1 finished, 0 failed before, 1 remaining' in done.stderr and 'other options' not in done.stderr
     assert 'resuming from step' in (tmp_path / 'out/logs/seed=1.log').read_text()
@@ -358,7 +358,7 @@ def test_an_empty_reason_for_a_failure_on_a_full_disk_is_removed(tmp_path, monke
 
 @pytest.mark.parametrize('requests, status', [(['stop'], -signal.SIGTERM), (['stop', 'kill'], INTERRUPTED)])
 def test_a_process_that_starts_while_its_job_is_stopped_is_ended(requests, status, tmp_path, monkeypatch):
-    """By the last request. The process ignores SIGTERM if it is killed."""
+    """The process gets the signal of the last request. In the case with 'kill', it ignores SIGTERM."""
     start = subprocess.Popen
 
     def starts_slowly(*arguments, **options):

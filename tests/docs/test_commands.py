@@ -128,7 +128,7 @@ def tree(tmp_path_factory):
 
 def bash(code, tree, environment):
     done = subprocess.run(['bash', '-euo', 'pipefail', '-c', code], cwd=tree, env=environment, input='one two\n',
-                          text=True, capture_output=True, timeout=1800)
+                          text=True, capture_output=True, timeout=1000)
     assert done.returncode == 0, f'{code}\n{done.stdout}\n{done.stderr}'
     return done.stdout
 
