@@ -24,7 +24,7 @@ from configs.checks import NO_CONFIG, no_recipe
 from configs.options import DEFAULTS, OPTIONS
 from kernels.xla import avoid_wrong_sums
 from runtime.errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
-from runtime.process_setup import replace_stdout, unless_left_behind, use_huge_pages, use_utf8
+from runtime.process_setup import replace_stderr, replace_stdout, unless_left_behind, use_huge_pages, use_utf8
 
 # matplotlib reads MPLBACKEND at import and raises an error for an unknown backend. Scripts draw only into files, which
 # needs no backend. Every script imports this file before matplotlib, so the variable is removed here.
@@ -50,6 +50,7 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
     """
     global _arguments
     use_utf8()
+    replace_stderr()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter('%(message)s'))
     log = logging.getLogger('allyouneed')

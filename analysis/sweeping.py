@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from configs.tasks import goodness
 from configs.versions import VERSION
 from run_directory.records import EVALUATED, METRICS_FILE
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
-from runtime.files import check_folder, expanded, write_text
+from runtime.files import check_folder, expanded, written_whole
 
 log = logging.getLogger('allyouneed.sweep')
 
@@ -110,15 +111,17 @@ def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, A
         if changed:
             raise UserError('\n  '.join([f'--workdir={directory} has another sweep. The differences:', *changed])
                             + '\nUse another --workdir, or the same sweep to continue it')
-    elif directory.exists() and (
-            not directory.is_dir() or {path.name for path in directory.iterdir()} - {f'{SWEEP}.tmp'}):
+    elif directory.exists() and (not directory.is_dir() or not all(
+            other.name.startswith(SWEEP) and other.suffix == '.tmp' for other in directory.iterdir())):
         raise UserError(f'--workdir={directory} is not empty and has no {SWEEP}. Use a new or an empty directory')
     check_folder(directory / LOGS)
     directory.mkdir(parents=True, exist_ok=True)
     content = {'version': VERSION, 'recipe': recipe, 'sweep': file, 'config': config, 'runs': runs}
     # This file is written first, because a directory with other files but without this file cannot be used again. If
-    # this process is killed here, only an incomplete file with the suffix .tmp remains.
-    write_text(path, json.dumps(content, indent=2) + '\n')
+    # this process is killed here, only an incomplete file with the suffix .tmp remains. Its name is unique, because two
+    # sweeps may start at the same time.
+    with written_whole(path, f'.{uuid.uuid4().hex}.tmp') as output:
+        output.write(json.dumps(content, indent=2) + '\n')
     (directory / LOGS).mkdir(exist_ok=True)
 
 

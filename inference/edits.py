@@ -59,7 +59,8 @@ class Edit:
         [query, key] or [head, query, key].
       heads: the indices of heads, from 0; None: all heads.
       positions: the indices of the tokens that the model reads, from 0; None: all tokens. A start token is also
-        counted. For 'scores' and 'weights', these are the query tokens.
+        counted. A class token has position 0, except at the place 'embedding', which does not have it. For 'scores'
+        and 'weights', these are the query tokens.
 
     Raises:
       UserError: if `edit` is unknown, `by` is missing or not allowed for this edit, or `heads` or `positions` is not a

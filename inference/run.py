@@ -153,11 +153,10 @@ class Run:
     def __init__(self, trained: TrainedModel):
         self.workdirs, self.workdir = trained.workdirs, trained.workdirs[0]
         self.config, self.checkpoint = trained.config, trained.steps
+        self._trained = trained
         with parts_of_one_run(self.workdir):
-            self.model = make_answerer(self.config, trained.module, trained.params, trained.tokenizers, trained.sizes)
-        if not isinstance(self.model, Predictor):
-            self.model.name = ', '.join(map(str, self.workdirs))
-        self._trained, self._opened, self._numbers = trained, self.model, ()
+            self.model = self._answerer(trained.module, trained.params)
+        self._opened, self._numbers = self.model, ()
         self.options = search_options(self.config)
         if self.config.train.edits:
             learned = self.edited(parsed(self.config.train.edits, EDITS_OPTION))
@@ -271,13 +270,18 @@ class Run:
         added = run.edits[len(run.edits) - len(run._numbers):]  # self._opened applies config.train.edits
         editor = Editor(added, run._numbers, places)
         module: Any = Observed(self._opened.module, editor)
-        run.model = make_answerer(self.config, module, {**self._opened.params, EDITS: editor.numbers},
-                                  self._trained.tokenizers, self._trained.sizes)
+        run.model = self._answerer(module, {**self._opened.params, EDITS: editor.numbers})
         try:
             list_places(run.model)
         except ValueError as error:  # a function returned a value of another shape
             raise UserError(str(error).splitlines()[0]) from None
         return run
+
+    def _answerer(self, module: nn.Module, params: Any) -> Any:
+        model = make_answerer(self.config, module, params, self._trained.tokenizers, self._trained.sizes)
+        if not isinstance(model, Predictor):
+            model.name = ', '.join(map(str, self.workdirs))
+        return model
 
     def _texts_of(self, split: str) -> Sequence[Any] | np.ndarray:
         """Returns examples of a split for `inspect`: all examples; for a language model, the first documents.

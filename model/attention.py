@@ -88,8 +88,8 @@ def masked_softmax(scores: Float[Array, 'batch heads target source'],
                    mask: Mask | None = None) -> Float[Array, 'batch heads target source']:
     """Returns the softmax of the scores over the keys, in float32. A query that sees no key gets weights of 0, not NaN.
 
-    In section 3.2.3, the scores of hidden keys become -inf, as if a bias of 0 or -inf were added to the scores. Here,
-    the scores have been scaled by 1 / sqrt(d_k) before the mask is applied. For a mask, this order has no effect,
+    The scores of hidden keys become -inf (section 3.2.3), as if a bias of 0 or -inf were added to the scores. As in
+    figure 2, the scores are scaled by 1 / sqrt(d_k) before the mask is applied. For a mask, this order has no effect,
     because scaling does not change 0 and -inf. For a finite bias, the order matters.
     """
     scores = scores.astype(jnp.float32)

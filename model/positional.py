@@ -74,10 +74,10 @@ class PositionalEncoding(nn.Module):
 
     @nn.compact
     def __call__(self, positions: Int[AnyArray, '*positions'], length: int) -> Float[Array, '*positions d_model']:
-        """Returns the encodings of `positions`. `length` is larger than all positions, to check the learned table.
+        """Returns the encodings of `positions`. A learned table must have at least `length` rows.
 
-        A step of decoding does not know its position before it runs, and passes 0, for no check. The caller limits the
-        number of steps by `length_limit` of the model.
+        `length` is a number above all positions. A step of decoding does not know its position before it runs, so it
+        passes 0, and the table is not checked. The caller limits the number of steps by `length_limit` of the model.
 
         Raises:
           ValueError: if a learned table is shorter than `length`, or the scheme is unknown.

@@ -36,7 +36,7 @@ from runtime.rendezvous import listed
 if TYPE_CHECKING:  # slow to import, and not needed to read parameters
     import orbax.checkpoint as ocp
 
-CHOICES = 10  # how often checkpoints are chosen again if a training deletes them while they are read
+CHOICES = 10  # how often checkpoints are chosen, if a training deletes them while they are read
 RAW = 'raw:'  # prefix of a checkpoint choice, as in 'raw:best': use the parameters, not their moving average
 
 log = logging.getLogger('allyouneed.checkpoints')
@@ -217,7 +217,7 @@ class Checkpoints:
             return self._best_first(steps)[:1] or steps[-1:]
         if kind in ('average', 'best') and STEP.fullmatch(count) and int(count):
             order, option = ('last', 'keep_last') if kind == 'average' else ('best', 'keep_best')
-            ranking = self._last(self._read_scheduled(), steps)[::-1] if kind == 'average' else (
+            ranking = self._last(self._read_scheduled(steps), steps)[::-1] if kind == 'average' else (
                 self._best_first(self.values))
             candidates = [*itertools.takewhile(steps.__contains__, ranking)]
             if int(count) > len(candidates):
@@ -349,7 +349,7 @@ class Checkpoints:
                 (self._folder / str(step)).rename(next(path for path in names if not path.exists()))
 
         from_leader('damaged checkpoints', rename)
-        self._scheduled = self._read_scheduled()
+        self._scheduled = self._read_scheduled(self.steps())
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(
             preservation_policy=_Kept(self), cleanup_tmp_directories=True,  # left by a killed run
@@ -373,15 +373,16 @@ class Checkpoints:
         workdir = self._folder.parent
         return dict(from_leader('the evaluations', lambda: list(evaluations(workdir, self._metric).items())))
 
-    def _read_scheduled(self) -> list[int]:
-        """Returns the last scheduled steps, oldest first, as the newest checkpoint contains them.
+    def _read_scheduled(self, steps: Sequence[int]) -> list[int]:
+        """Returns the last scheduled steps, oldest first, as the newest checkpoint of `steps` contains them.
 
-        Damaged checkpoints and checkpoints of earlier versions do not contain these steps. Such a checkpoint itself
-        counts as scheduled, unless it contains the information that it was saved only because of a signal.
+        An evaluated step also counts, even if its checkpoint was saved only because of a signal. Damaged checkpoints
+        and checkpoints of earlier versions do not contain these steps. Such a checkpoint itself counts as scheduled,
+        unless it contains the information that it was saved only because of a signal.
         """
         def read() -> list[int]:
             last = []
-            for step in self.steps():
+            for step in steps:
                 content = {}
                 with contextlib.suppress(Exception):  # a damaged file may raise any type of exception
                     content = read_progress(self._folder / str(step))

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO, cast
 
 from runtime.errors import UserError
 from runtime.files import naming
@@ -82,6 +82,34 @@ class _Stdout(io.TextIOWrapper):
             # Otherwise Python would flush again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             raise
+
+
+def replace_stderr() -> None:
+    """Replaces sys.stderr by a stream that drops text which cannot be written.
+
+    Otherwise, a pipe without a reader or a full disk would end a training before it saves, and would change the exit
+    status of a script. For example, Ctrl-C ends both programs of `train.py 2>&1 | tee log`.
+    """
+    sys.stderr = cast(TextIO, _Lossy(sys.stderr))
+
+
+class _Lossy:
+    """A stream without errors of the system. The attributes are the attributes of `stream`."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def unless_left_behind(hook: Callable) -> Callable:

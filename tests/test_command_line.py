@@ -125,13 +125,27 @@ def test_log_goes_to_stderr():
     assert (done.returncode, done.stdout, done.stderr) == (0, 'began\n', 'step 3\n')
 
 
-@pytest.mark.parametrize('command, status, output', [
-    (['-c', SCRIPT.format(body='pass').replace('run_script(main)', 'run_script(main, ends_at_once=True)')], 0,
-     'began\n'),
-    (['-c', SCRIPT.format(body='raise UserError("data.en:7: not UTF-8")')], 2, 'began\n'),
-    (['sweep.py', '--flagfile=/none'], 2, '')], ids=['success', 'error', 'no flag file'])
-def test_a_closed_stderr_does_not_change_the_status_and_stdout(command, status, output):
-    done = subprocess.run(['sh', '-c', 'exec "$@" 2>&-', 'sh', sys.executable, *command], cwd=ROOT,
+LOGGING = """
+    import logging, sys
+    from training.remaining import show_bar
+    logging.getLogger("allyouneed").info("a line of the log")
+    with show_bar(0, 10) as bar:
+        bar.set_postfix(loss="1.0")
+    print("ended")
+    sys.exit(75)"""
+
+
+SUCCESS = SCRIPT.format(body='pass').replace('run_script(main)', 'run_script(main, ends_at_once=True)')
+ERROR = SCRIPT.format(body='raise UserError("data.en:7: not UTF-8")')
+
+
+@pytest.mark.parametrize('stderr, command, status, output', [
+    ('2>&-', ['-c', SUCCESS], 0, 'began\n'), ('2>/dev/full', ['-c', SUCCESS], 0, 'began\n'),
+    ('2>&-', ['-c', ERROR], 2, 'began\n'), ('2>/dev/full', ['-c', ERROR], 2, 'began\n'),
+    ('2>/dev/full', ['-c', SCRIPT.format(body=LOGGING)], 75, 'began\nended\n'),
+    ('2>&-', ['sweep.py', '--flagfile=/none'], 2, '')])
+def test_a_stderr_that_cannot_be_written_does_not_change_the_status_and_stdout(stderr, command, status, output):
+    done = subprocess.run(['sh', '-c', f'exec "$@" {stderr}', 'sh', sys.executable, *command], cwd=ROOT,
                           stdout=subprocess.PIPE, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (status, output)
 

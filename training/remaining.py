@@ -10,7 +10,6 @@ from typing import Any
 from ml_collections import ConfigDict
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
-from tqdm.utils import ObjectWrapper
 
 from runtime.agreement import is_leader
 from training.curve import in_notebook
@@ -71,24 +70,6 @@ class RemainingTime:
         return seconds
 
 
-class _Lossy(ObjectWrapper):
-    """A stream that drops text that cannot be written.
-
-    Otherwise, a terminal, pipe or disk that no longer accepts text would end the training before it saves.
-    """
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._wrapped.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wrapped.flush()
-
-    def __eq__(self, other: object) -> bool:  # tqdm compares its stream with sys.stderr
-        return self._wrapped == getattr(other, '_wrapped', other)
-
-
 class ProgressBar(tqdm):
     """A progress bar on stderr. The training loop sets the remaining time.
 
@@ -116,7 +97,7 @@ def show_bar(first: int, last: int) -> Iterator[ProgressBar]:
     loggers = [logger for logger in (logging.getLogger('allyouneed'), logging.root) if any(
         isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr)
         for handler in logger.handlers)]
-    bar = ProgressBar(total=last, initial=first, unit='step', file=_Lossy(sys.stderr), dynamic_ncols=True,
+    bar = ProgressBar(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
                       disable=not is_leader(), mininterval=0.2 if sys.stderr.isatty() or in_notebook() else 30,
                       bar_format='{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, remaining {left}{postfix}]')
     with bar, logging_redirect_tqdm(loggers):
