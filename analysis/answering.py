@@ -194,8 +194,8 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
     count = len(answer.source_tokens) + len(answer.hypotheses[0].tokens)
     # The first token of a language model is not predicted, so a single token has nothing to show. An empty line is not
     # translated. But an empty pair is scored.
-    shown = count > model.unpredicted or request.score and isinstance(model, Translator)
-    if (pictured or page or request.attention) and shown:
+    if (pictured or page or request.attention) and (
+            count > model.unpredicted or request.score and isinstance(model, Translator)):
         weights = model.attention(answer)
         report.add_attention(answer)
     if page and weights is not None:
