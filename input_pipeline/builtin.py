@@ -24,7 +24,7 @@ from itertools import islice, product
 from typing import Literal, NamedTuple
 
 from babel import Locale, UnknownLocaleError
-from babel.dates import format_date, format_time, format_timedelta
+from babel.dates import format_timedelta, parse_pattern
 from babel.lists import format_list
 from babel.localedata import locale_identifiers
 from babel.numbers import format_currency, format_percent, get_currency_precision
@@ -81,17 +81,21 @@ Length = Literal['long', 'short']
 Writer = Callable[[Locale], str]  # writes a fixed value in the given locale
 
 
+def date_pattern(date_length: DateLength, time_length: DateLength | None, locale: Locale) -> str:
+    """Returns the CLDR pattern of a date, such as 'd MMM y', with the time of day if `time_length` is given."""
+    date = locale.date_formats[date_length].pattern
+    if time_length is None:
+        return date
+    time = locale.time_formats[time_length].pattern
+    return locale.datetime_formats[date_length].replace('{0}', time).replace('{1}', date)
+
+
 # The write functions write a value in a locale. Their arguments are a form (such as a length, a unit or a currency),
 # the value and the locale. They raise KeyError or ValueError if the locale does not have the form.
 def write_date(date_length: DateLength, time_length: DateLength | None, moment: datetime.datetime,
                locale: Locale) -> str:
     """Writes a date, such as 'Friday, August 25, 1922', with the time of day if `time_length` is given."""
-    date = format_date(moment, date_length, locale=locale)
-    if time_length is None:
-        return date
-    time = format_time(moment, time_length, locale=locale)
-    # CLDR patterns have quotes around literal words, as in "{1} 'at' {0}".
-    return locale.datetime_formats[date_length].replace("'", '').replace('{0}', time).replace('{1}', date)
+    return parse_pattern(date_pattern(date_length, time_length, locale)).apply(moment, locale)
 
 
 def write_relative(unit: TimeUnit, length: Length, count: int, locale: Locale) -> str:

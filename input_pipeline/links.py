@@ -101,29 +101,22 @@ def fields(writer: Any, locale: Locale) -> list[Span]:
             begin += len(part(locale))
         return spans
     if write is builtin.write_date:
-        return _date_fields(text, arguments, locale)
+        return _date_fields(arguments, locale)
     number = NUMBER.search(text)
     if write is builtin.write_name or number is None:
         return [('unit', 0, len(text))]
     return [('unit', 0, number.start()), ('number', *number.span()), ('unit', number.end(), len(text))]
 
 
-def _date_fields(text: str, arguments: tuple[Any, ...], locale: Locale) -> list[Span]:
-    """Returns a span for each symbol in the patterns of a date. `arguments` are the arguments of `write_date`."""
+def _date_fields(arguments: tuple[Any, ...], locale: Locale) -> list[Span]:
+    """Returns a span for each symbol in the pattern of a date. `arguments` are the arguments of `write_date`."""
     date_length, time_length, moment = arguments
-    patterns = [locale.date_formats[date_length].pattern]
-    patterns += [locale.time_formats[time_length].pattern] if time_length else []
-    spans, formatter = [], DateTimeFormat(moment, locale)
-    for pattern in patterns:
-        tokens: list[tuple[str, Any]] = tokenize_pattern(pattern)
-        pieces = [(SYMBOLS.get(value[0], ''), formatter[value[0] * value[1]]) if kind == 'field' else ('', value)
-                  for kind, value in tokens]
-        begin = text.find(''.join(piece for _, piece in pieces))
-        if begin < 0:
-            return [('date', 0, len(text))]
-        for name, piece in pieces:
-            spans += [(name, begin, begin + len(piece))] if name else []
-            begin += len(piece)
+    tokens: list[tuple[str, Any]] = tokenize_pattern(builtin.date_pattern(date_length, time_length, locale))
+    spans, begin, formatter = [], 0, DateTimeFormat(moment, locale)
+    for kind, value in tokens:
+        end = begin + len(formatter[value[0] * value[1]] if kind == 'field' else value)
+        spans += [(SYMBOLS[value[0]], begin, end)] if kind == 'field' and value[0] in SYMBOLS else []
+        begin = end
     return spans
 
 

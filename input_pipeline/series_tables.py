@@ -6,6 +6,7 @@ import datetime
 import math
 import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from input_pipeline.splits import log_once, warn_once
 from input_pipeline.text_files import read_lines
 from runtime.errors import UserError
 
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 NOT_CHANNELS = ('series', 'time', 'group', 'target')  # every other column is a channel
 MISSING = ('', 'na', 'nan', 'null')  # cells of missing values, in lower case
 REGULAR = 0.1  # a step of time is irregular if it differs from the median step by more than this share
@@ -27,7 +29,7 @@ class Row(NamedTuple):
     """A row of a CSV table, with its line number."""
     line: int
     cells: dict[str, str]
-    time: float = 0.0
+    time: Decimal = Decimal(0)  # float64 cannot separate nanoseconds since 1970
 
 
 def is_channel(name: str) -> bool:
@@ -165,7 +167,8 @@ def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, lis
     unsorted = sum([row.line for row in rows] != sorted(row.line for row in rows) for rows in ordered.values())
     if unsorted:
         log_once(f'{path}: {unsorted} of {len(series)} series are not in the order of time. Their rows are sorted')
-    steps = np.concatenate([np.diff([row.time for row in rows]) for rows in ordered.values()])
+    steps = np.array([float(other.time - one.time) for rows in ordered.values()
+                      for one, other in zip(rows, rows[1:], strict=False)])
     median = float(np.median(steps)) if len(steps) else 0.0
     irregular = int(np.sum(np.abs(steps - median) > REGULAR * median))
     if irregular:
@@ -184,7 +187,7 @@ def _time_parser(first: Row, path: Path):
     numbers = _is_number(first.cells['time'])
     zoned = _has_zone(first.cells['time'])
 
-    def parse(row: Row) -> float:
+    def parse(row: Row) -> Decimal:
         text = row.cells['time']
         if not numbers and _is_date(text) and _has_zone(text) != zoned:
             raise UserError(f'{path}:{row.line}: time {text!r} has {"no" if zoned else "a"} time zone, but '
@@ -193,10 +196,13 @@ def _time_parser(first: Row, path: Path):
         try:
             if not numbers:
                 date = datetime.datetime.fromisoformat(text)
-                return (date if zoned else date.replace(tzinfo=datetime.UTC)).timestamp()
+                since = (date if zoned else date.replace(tzinfo=datetime.UTC)) - EPOCH
+                digits = re.search(r'[.,]\d{6}(\d+)', text)  # fromisoformat ignores the digits after microseconds
+                return (Decimal(since // datetime.timedelta(microseconds=1)) / 1_000_000
+                        + Decimal(f'0.000000{digits[1]}' if digits else 0))
             if _is_number(text):
-                return float(text)
-        except (ValueError, OverflowError):
+                return Decimal(text)
+        except (ValueError, ArithmeticError):
             pass
         raise UserError(f'{path}:{row.line}: time is {text!r}, not a {"number" if numbers else "date"}. Times must be '
                         'numbers, or dates such as 2024-01-31T12:00, in all rows')

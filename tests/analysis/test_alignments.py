@@ -1,19 +1,22 @@
 """Word alignments: from the weights of a chosen head, in both readings, against gold links."""
 
+import datetime
+import functools
 import json
 import logging
 import types
 
 import numpy as np
 import pytest
+from babel import Locale
 
 from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head, error_rate, error_rates
 from analysis.answering import answer_file
 from analysis.request import Request
 from inference.options import SearchOptions
 from inference.outputs import Hypothesis, Output
-from input_pipeline.builtin import make_corpus
-from input_pipeline.links import gold_links
+from input_pipeline.builtin import make_corpus, write_date
+from input_pipeline.links import fields, gold_links
 from input_pipeline.tokenizer import CharTokenizer
 from runtime.errors import UserError
 from tests.random_run import random_run
@@ -110,6 +113,13 @@ def test_the_words_of_a_date_are_linked_across_orders():
     pairs = make_corpus('en', 'fr', sizes={'test': 300})['test']
     pair = 'Wednesday, June 28, 2028', 'mercredi 28 juin 2028'
     assert gold_links([pairs[pairs.index(pair)]], 'en', 'fr', sizes={'test': 300}) == [[(0, 0), (1, 2), (2, 1), (3, 3)]]
+
+
+def test_a_time_of_day_that_looks_like_a_part_of_the_date_has_its_own_fields():
+    moment, danish = datetime.datetime(2025, 12, 5, 5, 12), Locale('da')
+    assert write_date('short', 'short', moment, danish) == '05.12.2025 05.12'
+    assert fields(functools.partial(write_date, 'short', 'short', moment), danish) == [
+        ('day', 0, 2), ('month', 3, 5), ('year', 6, 10), ('hour', 11, 13), ('minute', 14, 16)]
 
 
 @pytest.mark.slow

@@ -119,6 +119,16 @@ def test_the_rows_of_a_series_are_sorted_by_time(tmp_path, times, caplog):
     assert 'train.csv: 2 of 2 series are not in the order of time. Their rows are sorted' in caplog.text
 
 
+@pytest.mark.parametrize('times', [
+    [str(1_700_000_000_000_000_000 + 100 * number) for number in range(20)],
+    [f'2024-01-01T00:00:00.0000{number:02}' for number in range(20)],
+    [f'1969-12-31T23:59:59.9999999{number:02}Z' for number in range(20)]])
+def test_close_times_keep_their_order_and_their_equal_steps(tmp_path, times, caplog):
+    write_csv(tmp_path, 'time,series,x,target', *(f'{time},a,{number},0' for number, time in [*enumerate(times)][::-1]))
+    np.testing.assert_array_equal(read(tmp_path)[0], [[[number] for number in range(20)]])
+    assert 'differ by more than' not in caplog.text
+
+
 def test_irregular_steps_of_time_are_logged_with_their_numbers(tmp_path, caplog):
     splits.warn_once.cache_clear()
     write_csv(tmp_path, 'series,time,x,target', *(f'{series},{time},1,0' for series in 'ab'
