@@ -219,6 +219,7 @@ def _no_room(error: BaseException, reason: str) -> str:
 
 
 def _fail(message: str):
+    replace_stderr()  # `flag_files_explained` may fail before `read_command_line` replaces stderr
     # No path is longer than 4,096 bytes. A longer word is a mistake, and would fill the screen.
     message = re.sub(r'\S{4097,}', lambda word: f'{word[0][:100]}...', message)
     print(f'error: {message}', file=sys.stderr)

@@ -37,7 +37,7 @@ class Attribution:
       method: a key of METHODS.
       source: the pieces of the source; [] for a language model.
       prefix: the pieces that the decoder reads. The first piece is the start token, except in an output of a language
-        model whose prompt has none (data.packing=contiguous).
+        model that has read its prompt without a start token (data.packing=contiguous, or a truncated prompt).
       target: the pieces that are predicted. Piece t is predicted from the source and from the prefix before it.
       values: the contributions. The first rows belong to `source`, the remaining rows to `prefix`.
       outputs: the numbers that are explained, one for each target piece: its log-probability, or its log-probability

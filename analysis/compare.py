@@ -107,10 +107,10 @@ class RunRecord:
     def state_on(self, split: str) -> str:
         """Returns the state of the run as text: 'finished', 'failed: ...', 'at step 30 of 60' or 'not started'.
 
-        A failed run that was finished by hand (`finished_on`) is 'finished'. A trained run with a score of another than
-        its best or last checkpoint is 'trained but scored at step 30'. A trained run without a score is 'trained but
-        not scored on test' if it belongs to a sweep, and otherwise 'finished'. A folder with a model but without
-        metrics is 'not trained here': an imported or an exported model.
+        A failed run that was finished by hand (`finished_on`) is 'finished'. If the score of a trained run belongs to a
+        checkpoint that is neither the best nor the last, the state is 'trained but scored at step 30'. A trained run
+        without a score is 'trained but not scored on test' if it belongs to a sweep, and otherwise 'finished'. A folder
+        with a model but without metrics is 'not trained here': an imported or an exported model.
         """
         if self.finished_on(split):
             return 'finished'

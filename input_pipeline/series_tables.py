@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -160,15 +161,14 @@ def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, lis
     ordered = {name: sorted((row._replace(time=parse(row)) for row in rows), key=lambda row: row.time)
                for name, rows in series.items()}
     for name, rows in ordered.items():
-        for one, other in zip(rows, rows[1:], strict=False):
+        for one, other in pairwise(rows):
             if one.time == other.time:
                 raise UserError(f'{path}:{other.line}: time {other.cells["time"]!r} of series {name!r} is also at line '
                                 f'{one.line}. The times of a series must be unique')
     unsorted = sum([row.line for row in rows] != sorted(row.line for row in rows) for rows in ordered.values())
     if unsorted:
         log_once(f'{path}: {unsorted} of {len(series)} series are not in the order of time. Their rows are sorted')
-    steps = np.array([float(other.time - one.time) for rows in ordered.values()
-                      for one, other in zip(rows, rows[1:], strict=False)])
+    steps = np.array([float(other.time - one.time) for rows in ordered.values() for one, other in pairwise(rows)])
     median = float(np.median(steps)) if len(steps) else 0.0
     irregular = int(np.sum(np.abs(steps - median) > REGULAR * median))
     if irregular:

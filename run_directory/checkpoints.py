@@ -36,7 +36,7 @@ from runtime.rendezvous import listed
 if TYPE_CHECKING:  # slow to import, and not needed to read parameters
     import orbax.checkpoint as ocp
 
-CHOICES = 10  # how often checkpoints are chosen, if a training deletes them while they are read
+CHOICES = 10  # maximum number of times that checkpoints are chosen, if a training deletes them while they are read
 RAW = 'raw:'  # prefix of a checkpoint choice, as in 'raw:best': use the parameters, not their moving average
 
 log = logging.getLogger('allyouneed.checkpoints')

@@ -90,26 +90,35 @@ def replace_stderr() -> None:
     Otherwise, a pipe without a reader or a full disk would end a training before it saves, and would change the exit
     status of a script. For example, Ctrl-C ends both programs of `train.py 2>&1 | tee log`.
     """
-    sys.stderr = cast(TextIO, _Lossy(sys.stderr))
+    if not isinstance(sys.stderr, Lossy):
+        sys.stderr = cast(TextIO, Lossy(sys.stderr))
 
 
-class _Lossy:
-    """A stream without errors of the system. The attributes are the attributes of `stream`."""
+class Lossy:
+    """A stream that drops text which cannot be written. All other attributes are the attributes of `stream`."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Writes `text`, or drops it. Returns its length."""
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
+        """Writes the texts that are still in memory, or drops them."""
         with contextlib.suppress(OSError):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+    def __eq__(self, other: object) -> bool:  # tqdm compares its stream with sys.stderr
+        return self._stream == getattr(other, '_stream', other)
+
+    def __hash__(self) -> int:
+        return hash(self._stream)
 
 
 def unless_left_behind(hook: Callable) -> Callable:

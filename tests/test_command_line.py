@@ -143,7 +143,7 @@ ERROR = SCRIPT.format(body='raise UserError("data.en:7: not UTF-8")')
     ('2>&-', ['-c', SUCCESS], 0, 'began\n'), ('2>/dev/full', ['-c', SUCCESS], 0, 'began\n'),
     ('2>&-', ['-c', ERROR], 2, 'began\n'), ('2>/dev/full', ['-c', ERROR], 2, 'began\n'),
     ('2>/dev/full', ['-c', SCRIPT.format(body=LOGGING)], 75, 'began\nended\n'),
-    ('2>&-', ['sweep.py', '--flagfile=/none'], 2, '')])
+    ('2>&-', ['sweep.py', '--flagfile=/none'], 2, ''), ('2>/dev/full', ['sweep.py', '--flagfile=/none'], 2, '')])
 def test_a_stderr_that_cannot_be_written_does_not_change_the_status_and_stdout(stderr, command, status, output):
     done = subprocess.run(['sh', '-c', f'exec "$@" {stderr}', 'sh', sys.executable, *command], cwd=ROOT,
                           stdout=subprocess.PIPE, text=True, timeout=600)

@@ -282,8 +282,9 @@ fcntl.flock = claimed_before
     assert done.returncode == 2 and 'run other: not in this sweep' in done.stderr
 
 
-def test_a_sweep_that_was_killed_while_it_wrote_sweep_json_can_start_again(tmp_path):
-    (tmp_path / 'sweep.json.tmp').write_text('{"half')
+@pytest.mark.parametrize('name', ['sweep.json.tmp', f'sweep.json.{"0" * 32}.tmp'], ids=['earlier version', 'unique'])
+def test_a_sweep_that_was_killed_while_it_wrote_sweep_json_can_start_again(name, tmp_path):
+    (tmp_path / name).write_text('{"half')
     sweeping.claim_directory(tmp_path, 'demo.py', 'grid.py', {}, {'one': {}})
     assert json.loads((tmp_path / 'sweep.json').read_text())['runs'] == {'one': {}}
 

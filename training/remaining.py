@@ -12,6 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from runtime.agreement import is_leader
+from runtime.process_setup import Lossy
 from training.curve import in_notebook
 from training.summary import duration
 
@@ -97,7 +98,7 @@ def show_bar(first: int, last: int) -> Iterator[ProgressBar]:
     loggers = [logger for logger in (logging.getLogger('allyouneed'), logging.root) if any(
         isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr)
         for handler in logger.handlers)]
-    bar = ProgressBar(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
+    bar = ProgressBar(total=last, initial=first, unit='step', file=Lossy(sys.stderr), dynamic_ncols=True,
                       disable=not is_leader(), mininterval=0.2 if sys.stderr.isatty() or in_notebook() else 30,
                       bar_format='{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, remaining {left}{postfix}]')
     with bar, logging_redirect_tqdm(loggers):

@@ -106,6 +106,11 @@ def test_documents_of_one_row_are_edited_like_separate_rows(runs):
     np.testing.assert_allclose(packed.reshape(separate.shape), separate, atol=1e-5)
 
 
+def test_messages_name_the_run_of_an_edited_model(runs):
+    run = runs['transformer']
+    assert run.edited([Edit('zero', 'encoder')]).model.name == run.model.name == str(run.workdir)
+
+
 @pytest.mark.slow
 def test_the_order_of_edits_changes_no_bit(runs):
     edits = [*BATTERY['transformer'], Edit('add', 'decoder', [0.1] * 8), Edit('add', 'decoder', VECTOR),

@@ -1,5 +1,6 @@
 """The remaining time is estimated from measured steps and evaluations, without compiling."""
 
+import contextlib
 import logging
 import re
 import sys
@@ -63,6 +64,19 @@ def test_the_bar_shows_the_estimate(capsys):
         assert 'remaining ?' in str(bar)
         bar.show_step(200.0)
         assert '1/10' in str(bar) and 'remaining 3 min' in str(bar)
+
+
+def test_a_stderr_that_cannot_be_written_does_not_end_a_training(monkeypatch):
+    with open('/dev/full', 'w', buffering=1) as full:
+        monkeypatch.setattr(sys, 'stderr', full)
+        with remaining.show_bar(0, 10) as bar:
+            assert bar.fp == sys.stderr, 'tqdm removes the bar before a line of the log'
+            bar.set_postfix(loss='1.0')
+            bar.show_step(200.0)
+            bar.refresh()
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 @pytest.mark.parametrize('name', ['', 'allyouneed'], ids=['root', 'allyouneed'])
