@@ -1,6 +1,7 @@
 """Reads time series from CSV tables."""
 
 import collections
+import contextlib
 import csv
 import datetime
 import math
@@ -193,7 +194,7 @@ def _time_parser(first: Row, path: Path):
             raise UserError(f'{path}:{row.line}: time {text!r} has {"no" if zoned else "a"} time zone, but '
                             f'{first.cells["time"]!r} at line {first.line} has {"one" if zoned else "none"}. Write all '
                             'times with a time zone, or all without')
-        try:
+        with contextlib.suppress(ValueError, ArithmeticError):
             if not numbers:
                 date = datetime.datetime.fromisoformat(text)
                 since = (date if zoned else date.replace(tzinfo=datetime.UTC)) - EPOCH
@@ -202,8 +203,6 @@ def _time_parser(first: Row, path: Path):
                         + Decimal(f'0.000000{digits[1]}' if digits else 0))
             if _is_number(text):
                 return Decimal(text)
-        except (ValueError, ArithmeticError):
-            pass
         raise UserError(f'{path}:{row.line}: time is {text!r}, not a {"number" if numbers else "date"}. Times must be '
                         'numbers, or dates such as 2024-01-31T12:00, in all rows')
 
