@@ -20,6 +20,7 @@ from kernels.attention import fused_attention, in_chunks
 from kernels.dense import Dense
 from kernels.heads import einsum_per_head
 from kernels.product import products
+from kernels.softmax import softmax
 from model.dropout import drop
 from model.places import place, wanted
 from model.positional import AnyArray, Rotary, rotate
@@ -94,10 +95,10 @@ def masked_softmax(scores: Float[Array, 'batch heads target source'],
     """
     scores = scores.astype(jnp.float32)
     if mask is None:
-        return jax.nn.softmax(scores, axis=-1)
+        return softmax(scores)
     # Hidden keys get the most negative float32 instead of -inf. With -inf, a row without visible keys would be NaN. The
     # last line would replace the NaN, but the setting jax_debug_nans would first report the NaN as an error.
-    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
+    weights = softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
     return jnp.where(mask, weights, 0.0)
 
 

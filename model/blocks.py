@@ -356,7 +356,7 @@ class SelfAttentionStack(nn.Module):
 
         See `attend_to_past`.
         """
-        relation = relation.replace(bias=self.relative(), window=self.config.window)
+        relation = relation.replace(bias=self.relative(), window=self.config.window).with_whole_mask()
         x, new = place(self, 'input', x), []
         for layer, past in zip(self.layers, pasts, strict=True):
             x, past = layer.decode_step(x, past, first, relation)

@@ -7,6 +7,7 @@ the query sees the key.
 import functools
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -102,6 +103,16 @@ class Relation(flax.struct.PyTreeNode):
         if self.window:
             masks.append(window_mask(*self.positions(), self.window))
         return combine_masks(*masks)
+
+    def with_whole_mask(self) -> 'Relation':
+        """Returns an equal relation with all masks combined in the field `mask`, for a step of decoding.
+
+        All layers use the same array. Without the barrier, XLA for CPUs would compute the mask again in each layer,
+        which takes longer than the softmax.
+        """
+        mask = self.whole_mask()
+        return self.replace(mask=None if mask is None else jax.lax.optimization_barrier(mask), visible=None,
+                            target_segments=None, source_segments=None, causal=False, window=0)
 
     def whole_bias(self) -> Float[Array, '#batch heads target source'] | None:
         """Returns the bias that is added to the scores after their scaling, or None."""

@@ -59,7 +59,7 @@ class Decoder(nn.Module):
         ancestors = with_own(cache.state['ancestors'], cache.position)
         relation = Relation(target=jnp.broadcast_to(cache.position, (1, beam)), source=jnp.arange(keys)[None] // beam,
                             mask=ancestor_mask(ancestors, keys), bidirectional=False, bias=self.relative(),
-                            window=self.config.window)
+                            window=self.config.window).with_whole_mask()
         memory_relation = Relation(visible=cache.memory['visible'])
         x, pasts = place(self, 'input', x), []
         for layer, keys_values, past in zip(self.layers, cache.memory['layers'], cache.past, strict=True):
