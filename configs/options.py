@@ -262,7 +262,7 @@ OPTIONS = (
            {'optimizer.schedule': ('inverse_sqrt', 'cosine')}),
     Option('optimizer.final', 0.0, 'the learning rate after the last step, as a share of the peak', FRACTION,
            {'optimizer.schedule': ('cosine',)}),
-    Option('optimizer.warmup', 4000, 'steps of warmup', SOME),
+    Option('optimizer.warmup', 4000, 'steps of warm-up', SOME),
     Option('optimizer.beta1', 0.9, "decay of Adam's first moment", FRACTION),
     Option('optimizer.beta2', 0.98, "decay of Adam's second moment", FRACTION),
     Option('optimizer.eps', 1e-9, "number that is added to the root of Adam's second moment", Between(1e-18, 1)),
