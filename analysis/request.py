@@ -139,8 +139,8 @@ class Request:
                 raise UserError(f'--{name}= is empty. Set it to a name, or remove the flag')
         for name in ('output', 'alignments', 'explain', 'pictures'):
             if values[name] == '-':
-                raise UserError(f'--{name}=-: only the answers go to stdout, without --output. Set --{name} to a name, '
-                                'or remove the flag')
+                raise UserError(f'--{name}=-: - does not mean stdout. Only answers are written to stdout, and only if '
+                                f'--output is not set. Set --{name} to a path, or remove the flag')
         paths: dict[str, str] = {}
         for name in FILES:
             path = '-' if values[name] == '-' and name in STDIN else values[name] and os.path.realpath(values[name])

@@ -78,7 +78,7 @@ def warmup_problems(config: ConfigDict) -> list[str]:
     if warmup == warmup_steps(config.optimizer, steps):
         return []
     return [f'config.optimizer.warmup={warmup}: must be below train.steps={steps}, because the cosine decay begins '
-            'after the warmup']
+            'after the warm-up']
 
 
 def window_problems(config: ConfigDict) -> list[str]:

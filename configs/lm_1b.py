@@ -6,7 +6,7 @@ Plan the training first: tools.plan computes whether the model fits into the mem
     python train.py --config=configs/lm_1b.py --workdir=runs/lm_1b
 
 We have not trained this recipe. A step has 0.5 million tokens, so 50,000 steps have 26 billion tokens. This is about 24
-tokens per parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3). Learning rate, warmup, beta2, weight decay and
+tokens per parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3). Learning rate, warm-up, beta2, weight decay and
 clipping are the values of the 7B model in Touvron et al. 2023, arXiv:2302.13971. The number of layers, d_model and d_ff
 are those of TinyLlama (Zhang et al. 2024, arXiv:2401.02385), which has 32 heads, and 4 heads of keys and values. This
 recipe has 16 heads, and 8 heads of keys and values. docs/planning.md has plans for 4 to 256 chips.

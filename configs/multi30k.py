@@ -35,7 +35,7 @@ def get_config() -> ConfigDict:
     config.batch.update(tokens=2048, buckets=10)
     # The data is small, so training makes 25 epochs. Strong weight decay makes the model worse in the middle of the
     # training, but better at the end. At width 128, the validation perplexity is 4.22 with weight decay. Without weight
-    # decay (and with warmup 800) it is 4.35 after 2,000 more steps.
+    # decay (and with a warm-up of 800 steps) it is 4.35 after 2,000 more steps.
     config.optimizer.update(schedule='cosine', peak=2e-3, warmup=500, weight_decay=0.3)
     # On some CPUs with bfloat16 instructions, products in bfloat16 take two thirds of the time of float32; on others,
     # they take 1.4 times as long. So a run measures both when it begins.

@@ -155,8 +155,8 @@ OPTIONS = (
     Option('model.feed_forward_dropout', 0.0, 'dropout rate after the feed-forward activation', FRACTION, STACKS),
     Option('model.word_dropout', 0.0, 'rate at which whole input tokens are dropped: their embeddings become zero',
            FRACTION, TOKENS),
-    Option('model.layer_dropout', 0.0, 'rate at which whole sublayers are skipped, for a whole batch', FRACTION,
-           STACKS),
+    Option('model.layer_dropout', 0.0, 'rate at which whole sublayers are skipped, for all examples of a forward pass',
+           FRACTION, STACKS),
     Option('model.attention_kernel', 'auto',
            "how attention is computed; 'chunked' takes O(n) memory; 'fused' is cuDNN's kernel on NVIDIA GPUs with "
            "dtype=bfloat16, and elsewhere XLA's attention with O(n^2) memory; 'auto' chooses by length",
@@ -228,7 +228,7 @@ OPTIONS = (
     Option('data.missing', 'error', "series: missing values (NaN, or empty cells) are an 'error', or get the 'mean' of "
            'the channel; patches without any value are hidden from the model', OneOf(('error', 'mean')),
            EXAMPLES | {'data.source': ('files',)}),
-    Option('data.mixup', 0.0, 'in training, mix each example and its class with another example of the batch (Zhang '
+    Option('data.mixup', 0.0, 'in training, mix each example and its class with a random example of the batch (Zhang '
            'et al. 2018); the shares are drawn from Beta(mixup, mixup), such as Beta(0.2, 0.2); 0: none',
            Between(0, 100), {'task.data': ('classes',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels; must be below the height and the '
@@ -262,7 +262,7 @@ OPTIONS = (
            {'optimizer.schedule': ('inverse_sqrt', 'cosine')}),
     Option('optimizer.final', 0.0, 'the learning rate after the last step, as a share of the peak', FRACTION,
            {'optimizer.schedule': ('cosine',)}),
-    Option('optimizer.warmup', 4000, 'steps of warmup', SOME),
+    Option('optimizer.warmup', 4000, 'steps of warm-up', SOME),
     Option('optimizer.beta1', 0.9, "decay of Adam's first moment", FRACTION),
     Option('optimizer.beta2', 0.98, "decay of Adam's second moment", FRACTION),
     Option('optimizer.eps', 1e-9, "number that is added to the root of Adam's second moment", Between(1e-18, 1)),

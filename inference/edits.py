@@ -55,8 +55,8 @@ class Edit:
         text are unchanged, except weights of keys after its end, which become 0. A language model reads a text after
         the start token. If it was not trained on whole documents, a search reads no start token, so use an output of a
         search as `by` to edit a search (see docs/inside.md). 'freeze' is only for attention weights. It takes 'uniform'
-        (equal weights of all keys that a query may attend to), 'first' (weight 1 on the first token), or an array
-        [query, key] or [head, query, key].
+        (equal weights of all keys that a query may attend to), 'first' (weight 1 on the first token; all weights of a
+        query that may not attend to this token are 0), or an array [query, key] or [head, query, key].
       heads: the indices of heads, from 0; None: all heads.
       positions: the indices of the tokens that the model reads, from 0; None: all tokens. A start token is also
         counted. A class token has position 0, except at the place 'embedding', which does not have it. For 'scores'

@@ -91,12 +91,12 @@ class ArrayPlan:
 
     def _mixed(self, step: int, places: Int[np.ndarray, ' places'], inputs: dict[str, np.ndarray], targets: Targets
                ) -> tuple[dict[str, np.ndarray], Int[np.ndarray, 'places 2'], Float[np.ndarray, 'places 2']]:
-        """Mixes each example with another example of the batch: mixup (Zhang et al. 2018, arXiv:1710.09412).
+        """Mixes each example with a random example of the batch: mixup (Zhang et al. 2018, arXiv:1710.09412).
 
             x = share x_i + (1 - share) x_j,    share ~ Beta(mixup, mixup)
 
-        Here x_i is an example, and x_j is another example of the batch. As in `_augmented`, random numbers are drawn
-        for the whole batch.
+        Here x_i is an example, and a random permutation of the batch gives x_j. An example can be mixed with itself,
+        and is then unchanged. As in `_augmented`, random numbers are drawn for the whole batch.
 
         Returns:
           The mixed inputs, the classes of x_i and x_j, and the weights of these classes: share and 1 - share.

@@ -109,7 +109,8 @@ def read_histories(path: Path) -> tuple[dict[str, Float[np.ndarray, 'time channe
     """
     channels = [name for name in _read_table(path)[0] if name not in ('series', 'time')]
     if wrong := [name for name in channels if not is_channel(name)]:
-        raise UserError(f'{path}:1: column {wrong[0]!r} is not used for forecasting. Rename the column, or remove it')
+        raise UserError(f'{path}:1: column {wrong[0]!r} is not used for forecasting. Remove the column. If it '
+                        'is a channel, rename it')
     series = _read_series(path, path, channels, [], named=False)
     return {name: _channels({name: rows}, channels, path, False, FILL_GAPS)[0]
             for name, rows in series.items()}, channels

@@ -86,7 +86,7 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
       dtype: the dtype of the computation.
       recipe: a config for further training. In the result, the options of the model and of the tokenizers come from
         the folder. All other options come from the recipe. If data.packing of the recipe and the folder's tokenizer
-        disagree on whether texts begin with the start token, a warning is logged.
+        disagree on whether prompts begin with the start token, a warning is logged.
       allow_nonfinite: whether the weights may contain NaN and infinity.
 
     Raises:
@@ -128,8 +128,8 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
     packing = options.get('data.packing', config.data.packing)
     if config.data.packing != packing:
         preposition, article = ('without', 'a') if packing == 'packed' else ('with', 'no')
-        log.warning('config.data.packing=%s: texts begin %s the start token, but the tokenizer of %s adds %s start '
-                    'token to a text. To begin texts as in the original model, set config.data.packing=%s',
+        log.warning('config.data.packing=%s: prompts begin %s the start token, but the tokenizer of %s adds %s start '
+                    'token to a text. To begin prompts as in the original model, set config.data.packing=%s',
                     config.data.packing, preposition, folder, article, packing)
     config.model.dtype = dtype or config.model.dtype
     module = build_model(config.model, **sizes, pad=PAD)

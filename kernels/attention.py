@@ -40,11 +40,11 @@ def in_chunks(function: Callable[[dict[str, Array], Array], Array],
 
 
 def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Array, 'batch source groups d_k'],
-                    value: Float[Array, 'batch source groups d_v'],
+                    value: Float[Array, 'batch source groups d_k'],
                     mask: Bool[Array, '#batch #heads #target #source'] | None = None,
                     bias: Float[Array, '#batch heads target source'] | None = None,
-                    scale: float | None = None) -> Float[Array, 'batch target heads d_v']:
-    """Computes `model.attention.attention` for dot scores times `scale` (default 1 / sqrt(d_k)).
+                    scale: float | None = None) -> Float[Array, 'batch target heads d_k']:
+    """Computes `model.attention.attention` for dot scores times `scale` (default 1 / sqrt(d_k)), and for d_v = d_k.
 
     NVIDIA GPUs use one kernel, cuDNN's flash attention, for float16 and bfloat16, if d_k is a multiple of 8 and at most
     128, and the numbers of queries and of keys are even. In all other cases, XLA's implementation is used, which needs

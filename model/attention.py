@@ -177,10 +177,10 @@ class MultiHeadAttention(nn.Module):
       d_model: width of the output.
       rotary: the angles by which queries and keys are rotated (see `rotate`); None for no rotation.
       kernel: how attention is computed. 'plain' keeps the n x n weights for the backward pass. 'chunked' takes O(n)
-        memory. 'fused' is cuDNN's kernel on NVIDIA GPUs with dtype=bfloat16, and elsewhere XLA's attention with
-        O(n^2) memory (`fused_attention`). It supports only dot scores. 'auto' is 'chunked' for at least LONG keys and
-        more than CHUNK queries, otherwise 'plain'. If the weights are requested, the plain kernel is always used,
-        because only this kernel returns the weights.
+        memory. 'fused' is cuDNN's kernel on NVIDIA GPUs with dtype=bfloat16, and elsewhere XLA's attention with O(n^2)
+        memory (`fused_attention`). It supports only dot scores and d_v = d_k. 'auto' is 'chunked' for at least LONG
+        keys and more than CHUNK queries, otherwise 'plain'. If the weights are requested, the plain kernel is always
+        used, because only this kernel returns the weights.
       dropout: dropout rate on the attention weights (0 in the paper).
       bias: the projections that have a bias. 'none': no projection, as in the paper's equations; 'qkv': queries, keys
         and values; 'all': queries, keys, values and the output.
@@ -188,7 +188,7 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
       ValueError: if `score`, `bias` or `kernel` is unknown, if num_key_value_heads does not divide num_heads, or if
-        kernel='fused' is combined with dropout or with another score than dot products.
+        kernel='fused' is combined with dropout, with another score than dot products, or with d_v != d_k.
     """
     num_heads: int
     d_model: int
@@ -212,6 +212,9 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f'num_key_value_heads={groups} must divide num_heads={self.num_heads}')
         if self.kernel == 'fused' and (self.dropout or self.score not in DOT_PRODUCTS):
             raise ValueError('attention_kernel=fused supports only score=scaled_dot or dot, without attention_dropout. '
+                             'Use attention_kernel=auto.')
+        if self.kernel == 'fused' and self.d_k != self.d_v:
+            raise ValueError(f'attention_kernel=fused needs equal d_k and d_v, but d_k={self.d_k} and d_v={self.d_v}. '
                              'Use attention_kernel=auto.')
 
         def to_heads(heads, width):

@@ -165,9 +165,9 @@ class Residual(nn.Module):
     equation is 'post', but many annotated implementations compute 'pre'. The two forms need different learning rates,
     and 'post' needs a warm-up.
 
-    With layer dropout, training skips f for a whole batch with probability `layer_dropout` (Huang et al. 2016,
-    arXiv:1603.09382; Fan et al. 2020, arXiv:1909.11556, skip whole layers). The result is then LN(x) for 'post', and x
-    for 'pre'. The remaining sublayers are not scaled. Evaluation uses all sublayers.
+    With layer dropout, training skips f for all examples of a forward pass with probability `layer_dropout` (Huang et
+    al. 2016, arXiv:1603.09382; Fan et al. 2020, arXiv:1909.11556, skip whole layers). The result is then LN(x) for
+    'post', and x for 'pre'. The remaining sublayers are not scaled. Evaluation uses all sublayers.
     """
     config: BlockConfig
 

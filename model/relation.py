@@ -42,7 +42,7 @@ def window_mask(target: Int[Array, '#batch target'], source: Int[Array, '#batch 
 
     If a look-ahead mask is also used, a query sees itself and the window - 1 positions before it, as in Mistral 7B
     (Jiang et al. 2023, arXiv:2310.06825). Without a look-ahead mask, a query also sees the window - 1 positions after
-    it.
+    it. In Beltagy et al., a window of w positions has w / 2 positions on each side.
     """
     return (jnp.abs(target[:, :, None] - source[:, None, :]) < window)[:, None]
 

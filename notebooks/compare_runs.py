@@ -4,9 +4,9 @@
 # This notebook compares several runs: their varied options, their results and their learning curves. It uses the
 # functions with which `sweep.py` writes its report. They only read files.
 #
-# The example compares the score functions of attention in the demo's model. Each was trained once, for only 500 steps,
-# so that the results differ. ([`attention_by_hand`](attention_by_hand.ipynb) has the equations.) The command of this
-# sweep:
+# The example compares the score functions of attention in the demo's model. One model was trained with each score
+# function, for only 500 steps, so that the results differ. ([`attention_by_hand`](attention_by_hand.ipynb) has the
+# equations.) The command of this sweep:
 #
 # ```
 # python sweep.py --config=configs/demo.py --sweep=configs/sweeps/scores.py --workdir=sweeps/scores \

@@ -40,9 +40,10 @@ for name, sizes in run.places().items():
 # %% [markdown]
 # ## Read values
 #
-# `inspect` returns an array with named axes for each place, without padding. Here the model reads a source and a
-# given translation. The residual stream is the sum of the outputs of all sublayers, after a layer norm. The figure
-# shows the length (norm) of the feed-forward layers' outputs at each token of the translation.
+# `inspect` returns an array with named axes for each place, without padding. Here the model reads a source and a given
+# translation. This model has post-norm: after each sublayer, the residual stream is the layer norm of the sum of the
+# sublayer's input and output. The figure shows the length (norm) of the feed-forward layers' outputs at each token of
+# the translation.
 
 # %%
 source, target = 'Friday, August 25, 1922', 'vendredi 25 août 1922'
@@ -75,7 +76,7 @@ print(f'{head}: {as_pharaoh(align(run.model, output, head))}')
 allyouneed.attention_figure(panel[None], *run.model.axes(output)['cross'], [str(head)])
 
 # %% [markdown]
-# ## What does the model know after each layer?
+# ## What does the model predict after each layer?
 #
 # The logit lens applies the output projection to the residual stream after each layer. Each row is a token of the
 # translation. The columns have the most probable token after each layer, and the probability of the correct token.
@@ -157,10 +158,10 @@ for name, listed in edits.items():
 # %% [markdown]
 # ## Remove heads
 #
-# How many heads does the model need? The importance of a head is the gradient of the loss with respect to a gate that
-# multiplies the output of the head ([Michel et al. 2019](https://arxiv.org/abs/1905.10650)). We remove the heads from
-# the least important one to the most important one, and, as a control, in two random orders. Each point is the BLEU
-# of 50 test sentences.
+# How many heads does the model need? The importance of a head is the mean absolute gradient of the loss with respect to
+# a gate that multiplies the output of the head ([Michel et al. 2019](https://arxiv.org/abs/1905.10650)). We remove the
+# heads from the least important one to the most important one, and, as a control, in two random orders. Each point is
+# the BLEU of 50 test sentences.
 
 # %%
 heads, greedy = GatedHeads(run), allyouneed.search_options(run.config, method='greedy')

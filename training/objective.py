@@ -123,17 +123,18 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
 def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
     """Returns the objective SimCut (Gao et al. 2022, arXiv:2206.02368).
 
-    SimCut makes two forward passes: the whole pass with all input tokens, and the cut pass without some of them. The
-    objective makes the outputs of the two passes similar:
+    SimCut makes two forward passes: the whole pass, and the cut pass without some input tokens. The objective makes the
+    outputs of the two passes similar:
 
         CE(p) + alpha * KL(p || p_cut)
 
     p and p_cut are the output distributions of the whole pass and of the cut pass. CE is the cross-entropy. The cut
     pass has its own dropout masks. In the cut pass, the embedding of each input token is zero with probability
-    `word_dropout`. The loss is summed over the targets, and each target counts once. The gradient flows through both
-    passes, as in the published code. The published code uses alpha=3 and a probability of 0.05. The published code
-    never cuts the end token of the source or the start token of the target, but this function may cut any token.
-    Metrics, and losses that modules sow, are taken from the whole pass. An evaluation makes only the whole pass.
+    `word_dropout`. In the whole pass, the probability is the word dropout of the model, usually 0. The loss is summed
+    over the targets, and each target counts once. The gradient flows through both passes, as in the published code. The
+    published code uses alpha=3 and a probability of 0.05. The published code never cuts the end token of the source or
+    the start token of the target, but this function may cut any token. Metrics, and losses that modules sow, are taken
+    from the whole pass. An evaluation makes only the whole pass.
     """
     single = supervised(measure)
 
@@ -171,9 +172,9 @@ def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], wei
 
     If target token t is linked to n source tokens, G_ts is 1 / n for these source tokens s. Otherwise G_ts is 0. Row t
     of A has the weights of the step that predicts token t. Tokens without links, such as the end token, have CE_t = 0.
-    If there are two forward passes, as in R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the
-    mean of CE_t over the targets. An evaluation does not use the links. `variant` converts `measure` into the objective
-    with the loss L.
+    If there are two forward passes, as in R-Drop and SimCut, CE_t is the mean over the passes. The metric
+    'alignment_loss' is the mean of CE_t over the targets. An evaluation does not use the links. `variant` converts
+    `measure` into the objective with the loss L.
     """
     objective, (layer, number) = variant(measure), head
     place = f'decoder/layers_{layer}/cross_attention/weights'

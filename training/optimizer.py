@@ -36,7 +36,7 @@ def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps
     """
     peak, warmup = config['peak'], warmup_steps(config, steps)
     if warmup != config['warmup']:
-        log.warning('the warmup has %d steps instead of config.optimizer.warmup=%d, because the training has only '
+        log.warning('the warm-up has %d steps instead of config.optimizer.warmup=%d, because the training has only '
                     'train.steps=%d. To choose another value, set config.optimizer.warmup in a new run', warmup,
                     config['warmup'], steps)
     if config['schedule'] == 'paper':

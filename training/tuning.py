@@ -161,11 +161,12 @@ def _matrices(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def _adapter(matrix: Any, rank: int, key: Key[Array, '']) -> dict[str, Any]:
     """Returns the two factors of a matrix's adapter, in Flax metadata boxes.
 
-    The inputs and the outputs of the matrix may have several axes.
+    The inputs and the outputs of the matrix may have several axes. If a parameter has one matrix for each head, as in
+    general scores, the heads are an axis of the inputs. So the update of each head has at most the rank `rank`.
     """
     shape = nn.unbox(matrix).shape
     names = matrix.names if isinstance(matrix, nn.LogicallyPartitioned) else (None,) * len(shape)
-    inputs = len(shape) - 1 if names[-1] == 'embed' else 1
+    inputs = 1 if names[0] == 'embed' else len(shape) - 1  # (embed, heads, kv) has one axis of inputs
     a = jax.random.normal(key, (*shape[:inputs], rank), jnp.float32) * math.prod(shape[:inputs]) ** -0.5
     b = jnp.zeros((rank, *shape[inputs:]), jnp.float32)
     return {'a': nn.LogicallyPartitioned(a, (*names[:inputs], None)),

@@ -1,9 +1,9 @@
-"""Post-norm and pre-norm with several learning rates, with and without warmup, to show that post-norm needs warmup.
+"""Post-norm and pre-norm with several learning rates, with and without warm-up, to show that post-norm needs warm-up.
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/norm_and_warmup.py --workdir=sweeps/norm
 
 This is an experiment of Xiong et al. 2020. The learning rates are the recipe's peak, a third of the peak, and three
-times the peak. The warmups are the recipe's warmup and a single step. If the recipe's warmup is not shorter than the
+times the peak. The warm-ups are the recipe's warm-up and a single step. If the recipe's warm-up is not shorter than the
 training, it is a tenth of the training instead.
 """
 

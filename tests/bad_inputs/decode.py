@@ -135,7 +135,7 @@ QUICK = [
     Case('--workdir={run} --split=test', 'results', {'run/results': NULL}),
     Case('--workdir={run} --split=test', 'results', {'run/results': LOOP}),
     Case('--workdir={run} --split=test', 'test.json', {'run/results/test.json': LOOP}),
-    *(Case(RUN + f'--{name}=-', f'error: --{name}=-: only the answers go to stdout, without --output. Set --{name} to')
+    *(Case(RUN + f'--{name}=-', f'error: --{name}=-: - does not mean stdout')
       for name in ('output', 'alignments', 'explain', 'pictures')),
     Case(RUN + '--avoid=-', 'error: --input and --avoid name the same file, -. Use different files'),
     Case(RUN + '--picture_count=5', 'error: --picture_count=5 has no effect without --pictures. Add --pictures'),

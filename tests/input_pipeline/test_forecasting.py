@@ -112,7 +112,7 @@ def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
     ('time,x\n1,1\n2,nan\n', {}, r"csv:3: x is 'nan', not a number. Forecasting needs every value: fill the gaps"),
     ('time,x\n1,1\n2,\n', {}, r"series.csv:3: x is '', not a number. Forecasting needs every value"),
     ('time,x\n1,1\n1,2\n', {}, r"series.csv:3: time '1' of series '' is also at line 2"),
-    ('x,target\n1,1\n', {}, "column 'target' is not used for forecasting. Rename the column, or remove it"),
+    ('x,target\n1,1\n', {}, "column 'target' is not used for forecasting. Remove the column. If it is a"),
     ('time\n1\n', {}, 'no column is a channel'),
 ])
 def test_tables_from_which_no_forecast_can_be_learned(tmp_path, table, changes, message):

@@ -228,13 +228,13 @@ def test_parameters_of_nan_are_not_exported_to_our_own_format_and_not_opened(tmp
         read_models([tmp_path / 'model'], 'best')
 
 
-def test_an_import_warns_if_texts_begin_differently_with_the_recipe(tmp_path, caplog):
+def test_an_import_warns_if_prompts_begin_differently_with_the_recipe(tmp_path, caplog):
     write_small('llama', tmp_path / 'model')
     recipe = configs.recipe('stdlib_lm')
     read_huggingface(tmp_path / 'model', recipe=recipe)
-    assert (f'config.data.packing=packed: texts begin with the start token, but the tokenizer of {tmp_path}/model adds '
-            'no start token to a text. To begin texts as in the original model, set config.data.packing=contiguous'
-            ) in caplog.text
+    assert (f'config.data.packing=packed: prompts begin with the start token, but the tokenizer of {tmp_path}/model '
+            'adds no start token to a text. To begin prompts as in the original model, set '
+            'config.data.packing=contiguous') in caplog.text
     caplog.clear()
     recipe.data.packing = 'contiguous'
     read_huggingface(tmp_path / 'model', recipe=recipe)

@@ -143,6 +143,8 @@ def test_the_fused_kernel_says_what_it_cannot_do():
     x = jnp.zeros((1, 2, 4))
     with pytest.raises(ValueError, match='attention_kernel=fused supports only score=scaled_dot or dot'):
         MultiHeadAttention(1, 4, 4, 4, kernel='fused', score='additive').init(jax.random.key(0), x, x)
+    with pytest.raises(ValueError, match='attention_kernel=fused needs equal d_k and d_v, but d_k=4 and d_v=8. Use'):
+        MultiHeadAttention(1, 4, 4, 8, kernel='fused').init(jax.random.key(0), x, x)
 
 
 @pytest.mark.parametrize('target, source, width, dtype, more, implementation', [

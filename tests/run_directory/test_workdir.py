@@ -138,7 +138,7 @@ def test_safe_changes_of_the_config_are_logged_and_kept(copy, cache, said):
 def test_a_run_that_is_shorter_than_its_warmup_resumes_with_more_steps(tmp_path, cache, said):
     short = {'optimizer__schedule': 'cosine', 'optimizer__warmup': 8}
     start(tmp_path / 'run', tiny_config(cache, train__steps=2, **short))
-    assert 'the warmup has 1 steps instead of config.optimizer.warmup=8' in said.text
+    assert 'the warm-up has 1 steps instead of config.optimizer.warmup=8' in said.text
     with RunDirectory(str(tmp_path / 'run'), tiny_config(cache, train__steps=12, **short)) as directory:
         assert directory.resumed and directory.finished_at is None
 

@@ -33,8 +33,8 @@ def test_cosine_rises_to_the_peak_and_ends_at_zero():
 
 
 @pytest.mark.parametrize('steps, warmup, message', [
-    (50, 5, 'the warmup has 5 steps instead of config.optimizer.warmup=60, because the training has only'),
-    (60, 6, 'train.steps=60'), (61, 60, ''), (5, 1, 'the warmup has 1 steps')])
+    (50, 5, 'the warm-up has 5 steps instead of config.optimizer.warmup=60, because the training has only'),
+    (60, 6, 'train.steps=60'), (61, 60, ''), (5, 1, 'the warm-up has 1 steps')])
 def test_a_warmup_of_a_cosine_that_is_too_long_is_a_tenth_of_the_steps(caplog, steps, warmup, message):
     short = make_schedule(SETTINGS | {'schedule': 'cosine', 'warmup': 60}, d_model=512, steps=steps)
     rates = [float(short(count)) for count in range(steps + 1)]

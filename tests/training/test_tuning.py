@@ -5,6 +5,7 @@ import json
 import shutil
 import types
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from benchmarks.modes import ADAM, CROSS_ENTROPY, Mode, ragged_batch
 from configs import base, fine_tune
 from input_pipeline.data import PairData
 from model.adapters import ADAPTERS, merged, without_adapters
+from model.attention import MultiHeadAttention
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 from run_directory import initial
@@ -107,6 +109,17 @@ def test_merged_is_the_sum():
     expected = matrix + 1.5 * np.einsum('hkr,re->hke', a, b)
     np.testing.assert_allclose(found['one']['output']['kernel'], expected, rtol=1e-5, atol=1e-6)
     assert found['one']['bias'] is other and {*found} == {'one'}
+
+
+def test_the_adapter_of_general_scores_has_low_rank_in_each_head():
+    module, x = MultiHeadAttention(num_heads=3, d_model=6, d_k=5, d_v=5, score='general'), jnp.ones((1, 2, 6))
+    boxed = jax.jit(module.init)(jax.random.key(0), x, x)['params']
+    params = nn.unbox(Tuning(rank=2, alpha=2.0, adapted=('score_weight',)).prepare(boxed, jax.random.key(1)))
+    a, b = (params[ADAPTERS]['of']['score_weight'][factor] for factor in 'ab')
+    params[ADAPTERS]['of']['score_weight']['b'] = jax.random.normal(jax.random.key(2), b.shape)
+    update = merged(params)['score_weight'] - params['score_weight']
+    assert np.linalg.matrix_rank(update, rtol=1e-4).tolist() == [2, 2, 2]
+    assert a.size + b.size < update.size
 
 
 @pytest.mark.slow
