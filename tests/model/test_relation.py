@@ -50,6 +50,15 @@ def test_a_relation_within_a_sequence_masks_by_position_padding_and_segment():
     assert Relation().whole_mask() is None and Relation().whole_bias() is None
 
 
+@pytest.mark.parametrize('relation', RELATIONS.values(), ids=RELATIONS)
+def test_a_relation_with_its_whole_mask_is_equal(relation):
+    found = relation.with_whole_mask()
+    for name in 'whole_mask', 'whole_bias':
+        jax.tree.map(np.testing.assert_array_equal, getattr(found, name)(), getattr(relation, name)())
+    # Only the field `mask` is left, so that no layer computes a mask.
+    assert found.replace(bias=None, target=None, source=None, bidirectional=True) == Relation(mask=found.mask)
+
+
 def test_a_bias_is_added_to_the_scaled_scores():
     query, key, value = query_key_value()
     relation = RELATIONS['relative']
