@@ -203,6 +203,8 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
         if not where:
             raise UserError(f'{folder} has no runs. Use the directory of a sweep, or a folder of run directories')
     folders = [expanded(folder) for folder in where]
+    if not folders:
+        raise UserError('the list of run directories is empty. Use at least one run directory')
     configs = [flatten(read_config(folder)) for folder in folders]
     varied = [option for option in differing(configs) if option not in NOT_VARIED]
     return [RunRecord(folder.name, folder, {option: config.get(option) for option in varied}, config,

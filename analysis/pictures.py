@@ -188,7 +188,13 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
 
 
 def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> 'Figure':
-    """Draws a panel for each kind of attention, with a number for each head. Dark cells have high numbers."""
+    """Draws a panel for each kind of attention, with a number for each head. Dark cells have high numbers.
+
+    Raises:
+      UserError: if `scores` is empty.
+    """
+    if not scores:
+        raise UserError("scores={} is empty. Use the scores of at least one kind of attention, as {'cross': scores}")
     lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
     layers, heads = np.max([values.shape for values in scores.values()], axis=0)
     longest = max(len(f'{value:.3g}') for values in scores.values() for value in values.flat)

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from configs.options import BEAM_METHODS, METHODS, SEARCH_NUMBERS
 from inference.constraints import checked_phrases
-from runtime.errors import UserError
+from runtime.errors import UserError, did_you_mean
 
 # {option: the methods that use it}. Every method uses the remaining options.
 ONLY_FOR: Mapping[str, Sequence[str]] = {'beam': BEAM_METHODS, 'patience': BEAM_METHODS, 'temperature': ['sample'],
@@ -69,8 +69,12 @@ def search_options(config: ConfigDict, **changes) -> SearchOptions:
     """Returns `config.decode` as `SearchOptions`. Values of `changes` that are not None override `config.decode`.
 
     Raises:
-      UserError: if a value is not allowed, or `changes` sets an option that the method does not use.
+      UserError: if there is no such option, a value is not allowed, or the method does not use an option of `changes`.
     """
+    names = [field.name for field in dataclasses.fields(SearchOptions)]
+    if unknown := [name for name in changes if name not in names]:
+        raise UserError(f'there is no search option {unknown[0]!r}'
+                        f'{did_you_mean(unknown[0], names) or ". Use " + ", ".join(names)}')
     changed = {name: value for name, value in changes.items() if value is not None}
     options = SearchOptions(**(dict(config.decode) | changed))
     for name, value in changed.items():

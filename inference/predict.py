@@ -96,14 +96,17 @@ class Predictor:
             return Predictions(inputs, self.preprocessing.values(outputs), self.form, names)
         return Predictions(inputs, np.asarray(jax.nn.log_softmax(outputs)), self.form, names)
 
-    def attention(self, example: Prediction | Num[np.ndarray, '*space channels']
+    def attention(self, example: Prediction | Shaped[np.ndarray, '*space channels'] | Sequence
                   ) -> dict[str, Float[np.ndarray, 'layer head t s']]:
         """Returns {'encoder': attention weights between the patches of one raw input}.
 
         If the model has a class token, this token comes before the patches.
+
+        Raises:
+          UserError: if `example` is a raw input that `predict` would not accept.
         """
-        inputs = example.example if isinstance(example, Prediction) else example
-        weights = attention_weights(self._attention(self.params, self.arguments(inputs[None])))
+        inputs = example.example[None] if isinstance(example, Prediction) else self.form.prepare([example])
+        weights = attention_weights(self._attention(self.params, self.arguments(inputs)))
         return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:

@@ -1,5 +1,6 @@
 """Opens folders of examples: IDX images (the format of MNIST), NPZ archives, tables of series, folders of images."""
 
+import functools
 import lzma
 import math
 import os
@@ -16,6 +17,7 @@ from jaxtyping import Num, UInt8
 from input_pipeline.examples import Examples
 from input_pipeline.image_files import (
     SUFFIXES,
+    all_grey,
     check_classes,
     class_folders,
     image_paths,
@@ -71,8 +73,10 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
     if kind == IDX_IMAGES and parts.names:  # as in all earlier versions
         parts = Parts(('validation',), validation_share, last=True)
 
+    grey = functools.cache(all_grey)  # only of this data set, because images may be replaced before the next one
+
     def read(split: str) -> Examples:
-        options = {IMAGES: {'size': image_size}, 'csv': {'missing': missing}}.get(kind, {})
+        options = {IMAGES: {'size': image_size, 'all_grey': grey}, 'csv': {'missing': missing}}.get(kind, {})
         return FORMATS[kind](_needed(folder, split, names, kind), _needed(folder, 'train', names, kind), **options)
 
     return read, parts, has_file

@@ -1,8 +1,7 @@
 """Reads images from files, and classes from folders: CLASS/FILE.png."""
 
 import contextlib
-import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +80,20 @@ def _paths_and_classes(folder: Path) -> list[tuple[Path, str]]:
     return [(path, classes.name) for classes in class_folders(folder) for path in image_paths(classes)]
 
 
-def read_class_folders(folder: Path, training: Path, size: int = 0) -> Examples:
+def read_class_folders(folder: Path, training: Path, size: int, all_grey: Callable[[Path], bool]) -> Examples:
     """Reads the images FOLDER/CLASS/**/FILE. The class of an image is the name of the folder CLASS.
 
     Args:
       folder: the folder of the split.
       training: the folder of the training split, which determines whether the images have one channel or three.
       size: config.data.image_size.
+      all_grey: the function `all_grey` of this module, which may store its results.
 
     Raises:
       UserError: if an image cannot be read, or the images have different sizes and `size` is 0.
     """
     paths = _paths_and_classes(folder)
-    images, keys = _read([path for path, _ in paths], 1 if _all_grey(training) else 3, (size, size) if size else ())
+    images, keys = _read([path for path, _ in paths], 1 if all_grey(training) else 3, (size, size) if size else ())
     return Examples(images, np.array([name for _, name in paths]), str(folder),
                     places=tuple(str(path.relative_to(folder)) for path, _ in paths), resized=bool(size), keys=keys)
 
@@ -148,8 +148,7 @@ def _read(paths: Sequence[Path], channels: int, size: Sequence[int],
     return array, keys
 
 
-@functools.cache
-def _all_grey(folder: Path) -> bool:
+def all_grey(folder: Path) -> bool:
     """Returns whether all images of the classes in a folder are greyscale. The images are not decoded.
 
     An image with a palette counts as a colour image, so that existing runs keep their number of channels. However,

@@ -17,6 +17,7 @@ from interchange.huggingface import write_huggingface
 from interchange.safetensors_folder import write_safetensors
 from interchange.to_ctranslate2 import QUANTIZATIONS, write_ctranslate2
 from model.build import build_model
+from model.positional import ADDED
 from run_directory.records import CONFIG
 from run_directory.trained import TrainedModel
 from runtime.errors import UserError
@@ -96,9 +97,9 @@ def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int | np.in
     if len(trained.workdirs) > 1 or model.kind not in ('transformer', 'language_model'):
         raise UserError(f'{run}: heads can be removed only from a single run with model.kind=transformer or '
                         'language_model')
-    if model.position in ('relative', 'alibi'):
-        raise UserError(f'{run}: with config.model.position={model.position}, each head has a different bias, so heads '
-                        'cannot be removed. Set the heads to zero')
+    if model.position not in (*ADDED, 'rotary', 'none'):
+        raise UserError(f'{run}: with config.model.position={model.position}, each head may have a different bias, so '
+                        'heads cannot be removed. Set the heads to zero')
     if model.num_key_value_heads not in (0, model.num_heads):
         raise UserError(f'{run}: config.model.num_key_value_heads={model.num_key_value_heads}: heads share keys and '
                         'values, so heads cannot be removed. Set the heads to zero')

@@ -68,6 +68,8 @@ def test_every_name_is_loaded_and_others_are_named():
     assert allyouneed.recipe('demo').model.kind == 'transformer'
     with pytest.raises(allyouneed.UserError, match="no recipe 'dmeo': did you mean demo"):
         allyouneed.recipe('dmeo')
+    with pytest.raises(allyouneed.UserError, match="recipe 'demo:x': only fine_tune has an argument. Use 'demo'"):
+        allyouneed.recipe('demo:x')
 
 
 def test_type_checkers_see_the_names_that_are_loaded():

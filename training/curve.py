@@ -78,17 +78,22 @@ class LiveCurve:
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Prints the project's log while the body runs, unless the notebook has set up its own logging handlers."""
+    """In a notebook, prints the project's log while the body runs, unless the notebook itself shows this log.
+
+    A handler that shows only warnings does not count, because orbax's import adds such a handler to the root logger.
+    """
     top = logging.getLogger('allyouneed')
-    if top.hasHandlers():
+    if not in_notebook() or top.hasHandlers() and top.isEnabledFor(logging.INFO):
         yield
         return
-    handler, level = logging.StreamHandler(sys.stderr), top.level
+    handler, level, propagate = logging.StreamHandler(sys.stderr), top.level, top.propagate
     handler.setFormatter(logging.Formatter('%(message)s'))
     top.addHandler(handler)
     top.setLevel(logging.INFO)
+    top.propagate = False  # otherwise orbax's handler would print each line again
     try:
         yield
     finally:
         top.removeHandler(handler)
         top.setLevel(level)
+        top.propagate = propagate

@@ -35,6 +35,7 @@ from inference.text import SearchModel
 from input_pipeline.batches import Batch, Plan, prefetch
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
+from input_pipeline.splits import log_once, warn_once
 from input_pipeline.tokenizer import PAD
 from model.build import build_model, check_fits
 from model.evaluation import Objective, evaluate
@@ -74,12 +75,14 @@ if TYPE_CHECKING:
 log = logging.getLogger('allyouneed.train')
 
 
+@log_shown()
 def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figure] | None' = None) -> Run:
     """Trains a model as train.py does, or resumes the training in `workdir`. Returns the trained run, ready for use.
 
     In a notebook, this function draws the losses and the metric during training. It also prints the log, unless the
-    notebook has set up logging. Interrupting the kernel saves a checkpoint and raises KeyboardInterrupt. The same call
-    then resumes the training. config.parallel describes how the JAX devices of this process are used.
+    notebook has set up logging at the level INFO. Interrupting the kernel saves a checkpoint and raises
+    KeyboardInterrupt. The same call then resumes the training. config.parallel describes how the JAX devices of this
+    process are used.
 
     Args:
       config: the result of a recipe's `get_config()`, possibly with changes. This function does not modify the config.
@@ -95,6 +98,8 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
     if not isinstance(config, ConfigDict):
         raise UserError(f'config={config!r} must be a ConfigDict. Use the config of a recipe, such as '
                         'configs.demo.get_config()')
+    log_once.cache_clear()  # an earlier training in this process may have logged the same messages about the data
+    warn_once.cache_clear()
     config = plain(config)
     problems = config_problems(config)
     if problems or finished_at(expanded(workdir), config) is None:
@@ -102,12 +107,10 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
     if problems:
         raise UserError('\n'.join(problems))
     check_places(config)
-    notebook = in_notebook()
-    with (log_shown() if notebook else contextlib.nullcontext(),
-          StopSignals(exits=False) as stop, RunDirectory(os.fspath(workdir), config) as directory):
+    with StopSignals(exits=False) as stop, RunDirectory(os.fspath(workdir), config) as directory:
         try:
             run(config, directory, stop, ProfilerWindow(None, directory.path, config.train.steps), draw,
-                [LiveCurve(directory.path, config.eval.metric)] if notebook else [])
+                [LiveCurve(directory.path, config.eval.metric)] if in_notebook() else [])
         except SystemExit as stopped:
             if stopped.code != STOPPED:
                 raise

@@ -117,6 +117,12 @@ def test_a_trained_run_without_scores_is_finished_except_in_a_sweep(sweep):
     assert load_runs(sweep / 'seed=0')[0].state == 'finished'
 
 
+@pytest.mark.parametrize('runs', [[], iter(())])
+def test_an_empty_list_of_runs_is_refused(runs):
+    with pytest.raises(UserError, match='the list of run directories is empty. Use at least one run directory'):
+        load_runs(runs)
+
+
 def test_a_list_of_runs_is_compared_by_what_differs(sweep, monkeypatch):
     runs = load_runs([sweep / 'num_heads=2,d_k=64,seed=0', sweep / 'seed=1'])
     assert [run.settings for run in runs] == [{'model.d_k': 64, 'model.num_heads': 2},

@@ -139,6 +139,11 @@ def test_every_head_has_its_number_and_dark_is_much():
     assert figure.get_suptitle() == 'exact match'
 
 
+def test_a_picture_of_no_heads_is_refused():
+    with pytest.raises(UserError, match='scores={} is empty. Use the scores of at least one kind of attention'):
+        heads_figure({}, 'exact match')
+
+
 @pytest.mark.parametrize('layers, heads, largest', [(2, 2, 1e-4), (6, 9, 99.0)])
 def test_the_numbers_of_many_heads_do_not_overlap(layers, heads, largest):
     scores = np.random.default_rng(0).uniform(0, largest, (layers, heads))

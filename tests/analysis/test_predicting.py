@@ -43,7 +43,8 @@ def test_predictions_have_labels_probabilities_and_attention(run, images):
     assert [label for label, _ in first.best(10)] == [str(index) for index in np.argsort(-log_probs[0])]
     assert first.probability == pytest.approx(log_probs[0].max().item() and np.exp(log_probs[0].max()), rel=1e-6)
     weights = run.model.attention(first)['encoder']
-    np.testing.assert_array_equal(weights, run.model.attention(images[0])['encoder'])
+    for image in images[0], images[0] / 255:
+        np.testing.assert_array_equal(weights, run.model.attention(image)['encoder'])
     assert len(answer_figure(run.model, predictions[1], 'encoder:1:1').axes) == 2
     assert [each.label for each in predictions[1:]] == predictions.labels[1:] and '3 predictions' in repr(predictions)
     assert run.predict(images[:0]).labels == []

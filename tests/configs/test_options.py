@@ -87,6 +87,14 @@ def test_the_default_search_is_that_of_the_options():
     assert SearchOptions() == search_options(base.get_config())
 
 
+@pytest.mark.parametrize('name, message', [
+    ('beams', "there is no search option 'beams': did you mean beam?"),
+    ('x', "there is no search option 'x'. Use method, beam, alpha, ")])
+def test_an_unknown_option_of_a_search_is_refused(name, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        search_options(base.get_config(), **{name: 3})
+
+
 @pytest.mark.parametrize('method, option, used_by', [
     ('beam', 'temperature', 'sample'), ('beam', 'seed', 'sample'), ('greedy', 'top_k', 'sample'),
     ('sample', 'beam', 'beam'), ('greedy', 'patience', 'beam')])

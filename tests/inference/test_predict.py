@@ -1,11 +1,14 @@
 """Predictor.predict: what a notebook may hand it, and what it is told about the rest."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
 from inference.predict import Predictor
+from inference.predictions import Prediction
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from runtime.errors import UserError
@@ -46,6 +49,19 @@ def test_arrays_and_lists_are_predicted_from(predictor, inputs, batch_size):
 def test_other_inputs_are_refused(predictor, inputs, message):
     with pytest.raises(UserError, match=message):
         predictor.predict(inputs)
+
+
+def test_the_attention_of_a_raw_input_is_that_of_its_prediction(predictor, monkeypatch):
+    form, passed = dataclasses.replace(predictor.form, padded=True), []
+    series = Predictor(predictor.module, predictor.params, form)
+    monkeypatch.setattr(series, '_attention', lambda params, arguments: passed.append(arguments) or {'attention': {}})
+    series.attention(Prediction(np.vstack([SERIES[0, :3], [[np.nan, np.nan]]]), np.zeros(2), form))
+    series.attention(SERIES[0, :3])
+    for name in 'inputs', 'visible':
+        np.testing.assert_array_equal(passed[0][name], passed[1][name])
+    for wrong in SERIES, SERIES[0, :, :1], SERIES[0] > 5:
+        with pytest.raises(UserError, match='^inputs'):
+            series.attention(wrong)
 
 
 def test_predicted_values_have_names_and_no_probabilities(predictor):

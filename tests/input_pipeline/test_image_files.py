@@ -226,6 +226,12 @@ def test_a_colour_image_among_greyscale_images_is_refused(tmp_path):
         read(tmp_path, 'test', validation_share=0.0)
 
 
+def test_images_that_are_saved_again_may_have_another_number_of_channels(tmp_path):
+    for image in COLOUR[..., 0], COLOUR, COLOUR[..., 0]:
+        save_image(tmp_path / 'train/a/x.png', image)
+        assert read(tmp_path, validation_share=0.0)[0].shape == (1, 5, 4, 3 if image.ndim == 3 else 1)
+
+
 def test_image_size_is_only_for_folders_of_images(tmp_path):
     write_npz(tmp_path, inputs=INPUTS, targets=CLASSES)
     with pytest.raises(UserError, match=r'image_size=8 is only for folders of images, but .* has train\.npz'):

@@ -59,13 +59,20 @@ def test_the_config_without_heads_names_no_removed_head():
 
 
 @pytest.mark.parametrize('options, removed, message', [
-    ({'position': 'alibi'}, [], 'with config.model.position=alibi, each head has a different bias'),
+    ({'position': 'alibi'}, [], 'with config.model.position=alibi, each head may have a different bias'),
     ({'num_key_value_heads': 1}, [], 'heads share keys and values'),
     ({}, [('encoder/layers_0/self_attention/heads', 2)], 'there is no head 2 at encoder/layers_0/self_attention/heads'),
     ({}, [('encoder/layers_0/feed_forward', 0)], 'there is no head 0 at encoder/layers_0/feed_forward')])
 def test_heads_that_cannot_be_removed_are_refused(options, removed, message):
     with pytest.raises(UserError, match=message):
         pruned_model(random_run('language_model', **options)._trained, removed)
+
+
+def test_heads_with_an_unknown_position_scheme_are_not_removed():
+    run = random_run('language_model')
+    run.config.model.position = 'a new bias'
+    with pytest.raises(UserError, match='position=a new bias, each head may have a different bias'):
+        pruned_model(run._trained, [])
 
 
 def test_recurrent_models_have_no_heads_to_remove():

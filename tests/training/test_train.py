@@ -7,16 +7,18 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 import inference
+import training.curve
 from input_pipeline.array_batches import ArrayPlan
 from run_directory.records import METRICS_FILE, read_metrics
 from runtime import preemption
 from runtime.errors import UserError
 from tests.tiny_run import outcome, said, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
-from training.curve import LiveCurve
+from training.curve import LiveCurve, log_shown
 from training.metrics import MetricsWriter
 
 
@@ -112,23 +114,62 @@ except UserError as error:
     assert 'ConfigDict' in done.stdout and "'seed'" in done.stdout and not (tmp_path / 'run').exists()
 
 
+@pytest.fixture
+def notebook(monkeypatch, caplog):
+    """The state of a notebook after orbax's import: the root logger has a handler, and its level is WARNING."""
+    for module in loop, training.curve:
+        monkeypatch.setattr(module, 'in_notebook', lambda: True)
+    top = logging.getLogger('allyouneed')
+    monkeypatch.setattr(top, 'handlers', [])
+    monkeypatch.setattr(top, 'propagate', True)
+    caplog.set_level(logging.NOTSET, 'allyouneed')
+    caplog.set_level(logging.WARNING)
+    assert top.hasHandlers() and not top.isEnabledFor(logging.INFO)
+    return top
+
+
+def test_a_notebook_prints_each_line_of_the_log_once(notebook, caplog, capsys):
+    for _ in range(2):
+        with log_shown():
+            notebook.warning('a line')
+            notebook.info('another line')
+        assert capsys.readouterr().err == 'a line\nanother line\n' and not caplog.records
+        assert not notebook.handlers and notebook.propagate and notebook.level == logging.NOTSET
+
+
+def test_a_notebook_that_shows_the_log_gets_no_other_handler(notebook, caplog, capsys):
+    caplog.set_level(logging.INFO)
+    with log_shown():
+        notebook.info('a line')
+    assert caplog.messages == ['a line'] and not capsys.readouterr().err
+
+
+def test_each_training_in_a_notebook_prints_the_messages_about_the_data(notebook, cache, tmp_path, capsys):
+    images = np.arange(64, dtype=np.uint8).reshape(4, 4, 4, 1)
+    for split, inputs in ('train', images), ('validation', images[:2]), ('test', images[:, :3]):
+        np.savez(tmp_path / f'{split}.npz', inputs=inputs, targets=np.arange(len(inputs)))
+    config = tiny_config(cache, data__source='files', data__name='', data__dir=str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(UserError, match='test.npz: inputs are uint8'):
+            loop.train(config, tmp_path / 'run')
+        assert [line.partition(': ')[2][:33] for line in capsys.readouterr().err.splitlines()] == [
+            '4 classes (0, 1, 2, 3)', '4 of 4 classes have only one exam', '2 of 2 examples are also in the t']
+
+
 @pytest.mark.slow
-def test_in_a_notebook_it_draws_a_curve_and_prints_the_log(tmp_path, cache, monkeypatch, capsys):
+def test_in_a_notebook_it_draws_a_curve_and_prints_the_log(tmp_path, cache, monkeypatch, notebook, capsys):
     shown = []
 
     class Display:
         def update(self, figure):
             shown.append(figure)
 
-    monkeypatch.setattr(loop, 'in_notebook', lambda: True)
     monkeypatch.setattr('training.curve.INTERVAL', 0.0)
     monkeypatch.setattr('IPython.core.display_functions.display',
                         lambda figure, display_id: (shown.append(figure), Display())[1])
-    monkeypatch.setattr(logging.getLogger('allyouneed'), 'handlers', [])
-    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', False)
     loop.train(tiny_config(cache), tmp_path / 'run')
     assert 'step 12: validation_loss' in capsys.readouterr().err
-    assert not logging.getLogger('allyouneed').handlers, 'the notebook has its logging back'
+    assert not notebook.handlers, 'the notebook has its logging back'
     lines = read_metrics(tmp_path / 'run')
     assert len(shown) == len(lines) + 1, 'each line, and once at the end'
     losses, metric = shown[-1].axes
