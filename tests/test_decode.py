@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,8 @@ def test_a_run_is_compared_with_another(run, with_sets):
     assert again['compared']['with'] == str(workdir)
     assert again['compared']['bleu'] == {'other': again['bleu'], 'difference': 0, 'p_value': 1}
     other, _ = score(run[0], '--split=test', '--checkpoint=18', '--method=greedy', f'--compare={workdir}')
+    assert other['checkpoint_steps'] == [18] and other['decoding']['method'] == 'greedy'
+    assert other['compared']['chrf']['difference'] != 0 and other['compared']['chrf']['p_value'] < 1
     for name in ('bleu', 'bleu_lowercased_moses', 'chrf', 'chrf++', 'ter'):
         compared = other['compared'][name]
         assert compared['other'] == pytest.approx(first['test'][name])
@@ -314,6 +317,23 @@ def test_another_dtype_computes_in_it(run):
     assert half.translate(['one two three'])[0].hypotheses
     with pytest.raises(UserError, match="dtype='float64' must be one of float32, bfloat16"):
         inference.load(run[0], 'latest', 'float64')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('flags, dtype, edits', [
+    ({'without': 'cross:1:1'}, None, [Edit('zero', 'decoder/layers_0/cross_attention/heads', heads=[0])]),
+    ({'edit': 'edits.json'}, None, [Edit('scale', 'decoder', 0.5)]), ({'dtype': 'bfloat16'}, 'bfloat16', [])])
+def test_flags_that_change_the_model_change_its_scores(run, tmp_path, monkeypatch, flags, dtype, edits):
+    monkeypatch.chdir(tmp_path)
+    Path('pairs.tsv').write_text('one two\ttwo one\n')
+    Path('edits.json').write_text(json.dumps([edit.as_json() for edit in edits]))
+    search = dict.fromkeys(('method', 'beam', 'patience', 'n_best', 'seed', 'temperature', 'top_k', 'top_p'))
+    answering.decode(Request(workdir=str(run[0]), input='pairs.tsv', output='scores', score=True, search=search,
+                             **flags))
+    unchanged, changed = (opened.forced([('one two', 'two one')])[0].hypotheses[0].log_prob for opened in (
+        inference.load(run[0]), inference.load(run[0], dtype=dtype).edited(edits)))
+    assert float(Path('scores').read_text()) == pytest.approx(changed, abs=1e-5)
+    assert abs(changed - unchanged) > 1e-4
 
 
 @pytest.mark.parametrize('workdir, kind, options, attributes, flags, message', [

@@ -50,13 +50,17 @@ COMMANDS = {
     'sweep': lambda disk, data, cache: ['sweep.py', f'--sweep={disk}/grid.py', *train_arguments(
         disk / 'new', data, cache, train__steps=2, optimizer__warmup=1)[1:]],
 }
+MADE = {  # {name of the command: a path that exists only after the command has succeeded}
+    'train': f'new/checkpoints/{STEPS}', 'evaluate': 'run/results/test.json', 'explore': 'page.html',
+    'save': f'run/checkpoints/{STEPS + 6}', 'distil': 'new/train.xx', 'store': 'cache/tokens',
+    'export': 'new/model.safetensors', 'import': 'new/config.json', 'sweep': 'new/report.md'}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=pytest.mark.interchange) if name in ('export', 'import') else name for name in COMMANDS])
 def test_a_full_disk_leaves_nothing_incomplete(name, disk, run, data, cache):
-    shutil.copytree(run[0], disk / 'run')
+    shutil.copytree(run[0], disk / 'run', ignore=shutil.ignore_patterns('results'))
     (disk / 'lines').write_text('one two\n')
     if name == 'import':
         from tests.interchange.small_models import write_small  # imports the extra 'interchange'
@@ -72,11 +76,11 @@ def test_a_full_disk_leaves_nothing_incomplete(name, disk, run, data, cache):
     assert str(disk) in said.splitlines()[-1] and 'No space left' in said.splitlines()[-1], said
     new = {*disk.rglob('*')} - {*before}
     assert not [path for path in new if path.suffix in ('.tmp', '.html') or 'tmp-' in path.name], new
+    assert not (disk / MADE[name]).exists()
     (disk / 'filler').unlink()
     done = script(*command)
     assert done.returncode == 0, done.stderr.decode()
-    assert {'train': disk / 'new/checkpoints' / str(STEPS), 'save': disk / 'run/checkpoints' / str(STEPS + 6),
-            'distil': disk / 'new/train.xx', 'sweep': disk / 'new/report.md'}.get(name, disk).exists()
+    assert (disk / MADE[name]).exists()
 
 
 def test_a_full_disk_leaves_no_incomplete_program(disk):

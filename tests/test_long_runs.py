@@ -1,9 +1,12 @@
 """Long runs: checkpoints by the clock, the profiler, the cost of compilation, and memory."""
 
 import importlib.util
+import itertools
 import json
 import re
 import shutil
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -18,11 +21,11 @@ from training import loop, profiling
 
 @pytest.mark.slow
 def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(loop.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])
+    clock = itertools.count(0.0, 20.0).__next__  # read before the first step, in each step and after each save
+    monkeypatch.setattr(loop, 'time', types.SimpleNamespace(monotonic=clock, perf_counter=time.perf_counter))
     start(tmp_path / 'run', tiny_config(cache, checkpoint__every=1000, checkpoint__every_minutes=1.0,
                                         checkpoint__keep_last=99, eval__every=1000))
-    assert len(steps(tmp_path / 'run')) > 3
+    assert steps(tmp_path / 'run') == [3, 6, 9, 12]
 
 
 @pytest.mark.slow

@@ -43,12 +43,14 @@ def cluster(bench, monkeypatch):
 def test_jobs_of_a_cluster(bench, cluster):
     train = bench / 'train.py'
     train.write_text(f'import os, signal\nos.kill(os.getpid(), signal.SIGUSR2)\n{train.read_text()}')  # it is ignored
-    done = sweep(bench, '--executor=slurm', '--partition=short', '--hours=0.5', heads=[1, 2], seeds=1)
+    done = sweep(bench, '--executor=slurm', '--partition=short', '--hours=0.5', '--gpus=2', '--cpus=3', '--memory_gb=5',
+                 '--jobs=2', heads=[1, 2], seeds=1)
     assert done.returncode == 1, done.stderr
     script = bench / 'out/logs/slurm/4_submission.sh'
     assert all(f'#SBATCH --{line}\n' in script.read_text() for line in
-               ('partition=short', 'time=30', 'array=0-1%1', 'gpus-per-node=1', 'job-name=out'))
-    assert ' --cpus-per-task=4 ' in script.read_text().splitlines()[-1]  # the command with srun
+               ('partition=short', 'time=30', 'array=0-1%2', 'gpus-per-node=2', 'cpus-per-task=3', 'mem=5GB',
+                'job-name=out'))
+    assert ' --cpus-per-task=3 ' in script.read_text().splitlines()[-1]  # the command with srun
     assert 'num_heads=1,seed=0 finished' in done.stderr and 'two heads are bad luck' in done.stderr
     assert '| failed: exit status 1 |' in done.stdout
 

@@ -46,7 +46,7 @@ def test_what_is_run_and_reported(bench):
 
     done = sweep(bench, '--jobs=2')
     assert done.returncode == 0, done.stderr
-    assert '4 runs: 0 finished, 0 failed before, 4 remaining' in done.stderr
+    assert '4 runs: 0 finished, 0 failed before, 4 remaining, at most 2 at a time\n' in done.stderr
     assert re.search(r'\d of 4: num_heads=1,seed=0 finished, bleu 10, ', done.stderr)
     assert re.search(r'\d of 4: num_heads=4,seed=1 finished, bleu 41, the best so far', done.stderr)
     rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in done.stdout.splitlines()]
@@ -145,6 +145,32 @@ def test_the_progress_is_logged_between_the_ends_of_runs(progress, caplog):
         while len(caplog.messages) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert caplog.messages[:2] == ['1 of 3 runs ended; no run is active'] * 2
+
+
+@pytest.mark.slow
+def test_a_run_is_finished_only_on_the_split_on_which_it_was_scored(bench):
+    done = sweep(bench, '--split=test', heads=[1], seeds=1)
+    assert done.returncode == 0 and [path.name for path in bench.glob('out/*/results/*')] == ['test.json']
+    assert '| 10.00 |' in done.stdout
+    again, on_validation = (sweep(bench, *split, heads=[1], seeds=1) for split in (['--split=test'], []))
+    assert '1 runs: 1 finished' in again.stderr and '1 runs: 0 finished' in on_validation.stderr
+
+
+BOTH = 'touch $0; for _ in $(seq 1000); do [ -e $1 ] && exec printenv CUDA_VISIBLE_DEVICES; sleep 0.01; done; exit 1'
+
+
+@pytest.mark.parametrize('devices, shares', [
+    ('0,1,2', ['0,2', '1']), ('0,1', ['0', '1']), ('0', ['0', '0']), ('', ['', ''])])
+def test_the_devices_are_divided_between_the_jobs_that_run_at_the_same_time(tmp_path, monkeypatch, devices, shares):
+    """Each job waits until the other job has begun, and then writes its devices."""
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', devices)
+    begun = [str(tmp_path / name) for name in 'ab']
+    jobs = [Job(path[-1], [['sh', '-c', BOTH, *paths]], tmp_path / f'{path[-1]}.log')
+            for path, paths in zip(begun, (begun, begun[::-1]), strict=True)]
+    for flag, value in ('JOBS', 2), ('EXECUTOR', 'local'):
+        monkeypatch.setattr(sweep_script, flag, types.SimpleNamespace(value=value))
+    assert [status for _, status in sweep_script.make_executor(tmp_path).run(jobs)] == [0, 0]
+    assert sorted(job.log.read_text().splitlines()[-1] for job in jobs) == shares
 
 
 @pytest.mark.slow

@@ -285,6 +285,21 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path):
     assert max(memory) - memory[0] < 30  # all answers at once would be above 100
 
 
+@pytest.mark.parametrize('method, sentences', [('greedy', 0), ('beam', 2)])
+def test_an_evaluation_has_the_method_and_the_number_of_sentences_of_the_config(method, sentences, monkeypatch):
+    class Recording(Echo):
+        def translate(self, sources, options):
+            calls.append((list(sources), options.method, options.beam))
+            return super().translate(sources, options)
+
+    calls, lines, config, data = [], list('abcde'), base.get_config(), object.__new__(PairData)
+    config.update_from_flattened_dict({'eval.method': method, 'eval.bleu_sentences': sentences, 'decode.beam': 3})
+    monkeypatch.setattr(Recording, 'attention', lambda *_: {})
+    data.pairs = lambda split: [(line, split) for line in lines]
+    Recording().validate(data, Sums(0.0, 1.0, {}), config)
+    assert calls == [(lines[:sentences or 5], method, 3)]
+
+
 @pytest.mark.parametrize('language, metric, bleu, warned', [
     ('zh', 'bleu', 100, False), ('zh', 'chrf', 100, False), ('cn', 'bleu', 0, True), ('cn', 'chrf', 0, False)])
 def test_a_perfect_translator_into_a_language_without_spaces(language, metric, bleu, warned, caplog, monkeypatch):

@@ -48,9 +48,10 @@ class Echo:
 def corpus(run, tmp_path_factory):
     """The folder that it wrote."""
     folder = tmp_path_factory.mktemp('distilled') / 'new'
-    done = distil(f'--workdir={run[0]}', f'--output={folder}', '--beam=2')
+    done = distil(f'--workdir={run[0]}', f'--output={folder}', '--beam=2', '--batch_size=10', '--checkpoint=18')
     assert done.returncode == 0, done.stderr
-    assert '401 of 401 sentences' in done.stderr
+    assert 'translated 320 of 401 sentences' in done.stderr  # 32 batches at a time
+    assert 'translated 401 of 401 sentences' in done.stderr
     assert 'skipped 1 of 402 training sources: they have more than 23 tokens' in done.stderr
     return folder
 
@@ -63,9 +64,10 @@ def test_the_training_targets_are_the_teachers_and_all_else_is_as_it_was(corpus,
     assert lines_of(corpus, 'train.en') == [line for line in lines_of(data, 'train.en') if len(line) < 200]
     sources, found = ((corpus / f'train.{side}').read_text().split('\n') for side in ('en', 'xx'))
     assert sources[400] == found[400] == '' and len(found) == len(sources) == 402
-    teacher = inference.load(run[0])
+    teacher, best = inference.load(run[0], '18'), inference.load(run[0])
     options = search_options(teacher.config, method='beam', beam=2)
     assert found[:40] == [output.line for output in teacher.translate(sources[:40], options)]
+    assert found[:40] != [output.line for output in best.translate(sources[:40], options)]
     assert len(set(found)) > 1
 
 
@@ -157,13 +159,16 @@ def test_a_corpus_of_long_sources_only_is_refused(run, data, tmp_path):
         write_corpus(teacher, teacher.model, tmp_path / 'new', options)
 
 
-@pytest.mark.slow
-def test_sentences_limits_the_number_of_translated_sentences(run, data, tmp_path):
-    done = distil(f'--workdir={run[0]},{run[0]}', f'--output={tmp_path}/few', '--sentences=3')
+def test_an_ensemble_translates_the_first_sentences_with_a_length_penalty(run, data, tmp_path):
+    done = distil(f'--workdir={run[0]},{run[0]}', f'--output={tmp_path}/few', '--sentences=3', '--beam=99', '--alpha=3',
+                  '--batch_size=3')
     assert done.returncode == 0, done.stderr
-    lines = lines_of(data, 'train.en')
-    assert (tmp_path / 'few' / 'train.en').read_text().split('\n') == [*lines[:3], '']
-    assert (tmp_path / 'few' / 'train.xx').read_text().count('\n') == 3
+    sources = lines_of(data, 'train.en')[:3]
+    assert lines_of(tmp_path / 'few', 'train.en') == [*sources, '']
+    teacher = inference.load([run[0], run[0]])
+    found, default = ([output.line for output in teacher.translate(sources, search_options(
+        teacher.config, method='beam', beam=99, alpha=alpha, batch_size=3))] for alpha in (3.0, None))
+    assert lines_of(tmp_path / 'few', 'train.xx') == [*found, ''] and found != default
 
 
 def test_mistakes_are_reported(corpus, run, tmp_path):

@@ -323,7 +323,7 @@ def test_a_search_by_formula_compiles_nothing():
     done = plan('--config=configs/demo.py', '--topology=v5e:1x1', '--search', '--formula', '--json',
                 *(f'--config.model.{name}' for name in ('num_layers=1', 'd_model=32', 'd_ff=64', 'num_heads=4')))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)['by'] == 'formula'
+    assert json.loads(done.stdout)['by'] == 'formula' and 'candidates fit by formula. The best:' in done.stderr
 
 
 @pytest.mark.slow
