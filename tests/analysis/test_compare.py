@@ -258,6 +258,8 @@ def test_the_table_shows_the_derived_value_of_a_width(tmp_path):
      'BLEU in training: beam 6, all of validation', 'BLEU of decode.py: beam 6, all of validation'),
     ({'eval.bleu_sentences': 2000}, {'n': 1000, 'exact_match': 0.5}, 'exact_match',  # there are no 2,000
      'exact match in training: greedy, all of validation', 'exact match of decode.py: beam 4, all of validation'),
+    ({}, {'chrf++': 40.0}, 'chrf++', 'chrf++ in training: greedy, 200 sentences of validation',
+     'chrf++ of decode.py: beam 4, all of validation'),
     ({}, {'decoding': {'method': 'greedy', 'beam': 4}}, 'bleu',  # as decode.py was told
      'BLEU in training: greedy, 200 sentences of validation', 'BLEU of decode.py: greedy, all of validation'),
     ({}, {'perplexity': 5.0}, 'perplexity', 'perplexity in training: teacher forcing, validation',
