@@ -25,6 +25,7 @@ CONFIG = flatten(demo.get_config()) | SHORT
 def write_run(folder, overrides, bleu, steps=(50, 100), **results):
     """A run of the demo that was scored on validation if it came to its end."""
     (folder / 'results').mkdir(parents=True)
+    (folder / 'data').mkdir()
     config = demo.get_config()
     config.update_from_flattened_dict(SHORT | overrides)
     (folder / 'config.json').write_text(config.to_json())
@@ -142,6 +143,16 @@ def test_scores_of_models_that_were_not_trained_here_are_in_the_table(tmp_path):
         (20.0, 'not trained here'), (21.0, 'not trained here'), (22.0, 'finished')]
     (tmp_path / 'exported/model.safetensors').rmdir()  # now it looks like a run without metrics yet
     assert load_runs(tmp_path)[0].state == 'at step 0 of 100'
+
+
+def test_models_of_other_libraries_in_a_folder_of_runs_are_ignored(tmp_path):
+    write_run(tmp_path / 'run', {}, 20.0)
+    for name, config in ('ctranslate2', {'bos_token': '<s>'}), ('huggingface', {'model_type': 'llama'}):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'config.json').write_text(json.dumps(config))
+        with pytest.raises(UserError, match=f'{name}/config.json'):
+            load_runs([tmp_path / 'run', tmp_path / name])
+    assert [run.name for run in load_runs(tmp_path)] == ['run']
 
 
 def test_an_infinite_score_of_a_seed_has_no_deviation(tmp_path):
