@@ -28,7 +28,7 @@ from ml_collections import config_flags
 
 from analysis.compare import LOGS, METRIC_NAMES, SWEEP, is_metric, load_runs, recorded_sweep
 from analysis.sweep_report import split_of_report, write_report
-from analysis.sweeping import SweepProgress, claim_directory, logged_regularly, planned_runs, read_sweep
+from analysis.sweeping import SweepProgress, check_data, claim_directory, logged_regularly, planned_runs, read_sweep
 from command_line import flag_files_explained, run_script
 from configs.allowed import Between
 from configs.checks import config_from
@@ -123,6 +123,9 @@ def main() -> None:
         return
 
     executor = make_executor(directory)
+    if EXECUTOR.value == 'local':  # the nodes of a cluster may have other files than this machine
+        new = [overrides for name, overrides in runs.items() if name not in recorded]
+        check_data(GRID.value, config, new, constant, SPLIT.value)
     claim = functools.partial(claim_directory, directory, recipe, GRID.value, flatten(config), runs)
     claim()
     waiting = (f'another sweep.py uses {directory}, or runs of a sweep.py that was killed still use it. Waiting until '

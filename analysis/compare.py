@@ -23,7 +23,7 @@ from configs.checks import check_config
 from configs.options import flatten
 from configs.sweeps import differing, run_names, short_names
 from configs.tasks import METRICS, goodness
-from configs.versions import renamed, upgraded
+from configs.versions import is_run, renamed, upgraded
 from run_directory.progress import judge_all
 from run_directory.records import CONFIG, EVALUATED, EXPORTED, read_config, read_metrics, saved_steps
 from runtime.errors import UserError, option_like
@@ -190,7 +190,8 @@ class Table:
 def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
     """Returns the runs of a sweep, of a folder, or of a list of run directories.
 
-    Runs of a sweep or a list keep their order. Runs of a folder are sorted by name.
+    Runs of a sweep or a list keep their order. Runs of a folder are sorted by name. Models of other libraries in the
+    folder are ignored.
 
     Raises:
       UserError: if there are no runs.
@@ -199,7 +200,8 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
         where = folder = expanded(where)
         if (where / SWEEP).exists():
             return _runs_of_sweep(where)
-        where = [where] if (where / CONFIG).exists() else sorted(path.parent for path in where.glob(f'*/{CONFIG}'))
+        where = [where] if (where / CONFIG).exists() else sorted(
+            path.parent for path in where.glob(f'*/{CONFIG}') if is_run(path.parent))
         if not where:
             raise UserError(f'{folder} has no runs. Use the directory of a sweep, or a folder of run directories')
     folders = [expanded(folder) for folder in where]

@@ -27,11 +27,10 @@ from analysis.compare import (
 )
 from configs.options import is_used
 from configs.sweeps import run_names, short_names
-from configs.tasks import METRICS
+from configs.tasks import METRICS, SEARCHED
 from run_directory.records import EVALUATED
 
 NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # names of metrics that differ from their keys
-SEARCHED = ('bleu', 'chrf', 'exact_match')  # metrics of search outputs; all other metrics use given targets
 
 Point = tuple[RunRecord, Spread]  # the first run of a setting, and the metric over the seeds of the setting
 

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from tqdm import tqdm
 
 from analysis.compare import LOGS, SWEEP, RunRecord, read_curves, read_results, recorded_sweep, scored_metric
 from configs.checks import asked_problems, check_config, written
-from configs.options import flatten, plain
+from configs.options import ELSEWHERE, flatten, plain
 from configs.sweeps import Overrides, run_names
 from configs.tasks import goodness
 from configs.versions import VERSION
 from run_directory.records import EVALUATED, METRICS_FILE
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 from runtime.files import check_folder, expanded, written_whole
+from runtime.process_setup import slow_imports
 
 log = logging.getLogger('allyouneed.sweep')
 
@@ -92,6 +93,33 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
         log.info('skipping %d duplicate runs of the sweep', len(sweep) - len(unique))
     runs = list(unique.values())
     return dict(zip(run_names(runs, options, recorded), runs, strict=True))
+
+
+def check_data(file: str, config: ConfigDict, sweep: Iterable[Overrides], constant: Collection[str],
+               split: str) -> None:
+    """Checks the data of the runs of a sweep, which are to be scored on `split`. Equal data is checked only once.
+
+    The other arguments are explained in `planned_runs`.
+
+    Raises:
+      UserError: if the data has problems, or has no split `split`. If the runs differ in the data, the message names
+        the run.
+    """
+    configs = {}
+    for overrides in sweep:
+        changed = config.copy_and_resolve_references()
+        changed.update_from_flattened_dict(overrides)
+        if changed.data.source not in ELSEWHERE:
+            configs.setdefault(str(changed.data), (changed, overrides))
+    if not configs:
+        return
+    with slow_imports():  # of JAX, which is not needed for the built-in data
+        from input_pipeline.problems import data_problems
+
+    for changed, overrides in configs.values():
+        if problems := data_problems(changed, asked={*constant, *overrides}, scored=split):
+            where = f'--sweep={file}, run {written(overrides)}: ' if len(configs) > 1 else ''
+            raise UserError(where + '\n'.join(problems))
 
 
 def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, Any],

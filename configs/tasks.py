@@ -9,10 +9,14 @@ of existing parts needs only one entry in this table.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-# Every metric of an evaluation or a score, in the order of the tables. max: larger is better; min: smaller is better.
-METRICS: Mapping[str, Callable[..., Any]] = {
+# The metrics of search outputs. All other metrics use given targets. max: larger is better; min: smaller is better.
+SEARCHED: Mapping[str, Callable[..., Any]] = {
     'bleu': max, 'bleu_lowercased_tokenised': max, 'bleu_lowercased_moses': max, 'chrf': max, 'chrf++': max, 'ter': min,
-    'exact_match': max, 'accuracy': max, 'perplexity': min, 'loss': min,
+    'exact_match': max,
+}
+# Every metric of an evaluation or a score, in the order of the tables.
+METRICS: Mapping[str, Callable[..., Any]] = {
+    **SEARCHED, 'accuracy': max, 'perplexity': min, 'loss': min,
     'bits_per_character': min, 'bits_per_byte': min, 'r_squared': max, 'mean_absolute_error': min,
     'root_mean_squared_error': min, 'mean_absolute_scaled_error': min, 'absolute_error': min,
 }

@@ -25,12 +25,13 @@ SMALL = 10_000_000  # bytes; if files are larger, only their first lines are rea
 FIRST_LINES = 1000
 
 
-def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collection[str] = ()) -> list[str]:
+def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collection[str] = (),
+                  scored: str = '') -> list[str]:
     """Returns a message for each problem of the data that can be found quickly.
 
     If the data is in files, the function checks that the folder, the files and the languages exist, that lines and
     arrays have the right form, and that no split is empty. The test split may be missing if there is a validation
-    split. If there are several test sets, either all or none of them must exist.
+    split and `scored` is not the test split. If there are several test sets, either all or none of them must exist.
 
     The text is not tokenised. However, if the text is small and there is a problem here or in `others`, a tokenizer is
     learned and cached. So an error of the tokenizer is reported together with the other problems. This does not apply
@@ -42,23 +43,24 @@ def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collect
       config: the config.
       others: messages about problems of the config that were already found.
       asked: the options that the user set; see `learned_tokenizers`.
+      scored: the split on which the trained model will be scored, or ''.
     """
     named = data_options_are_possible(config) and bool(
         config.data.dir or config.data.file and is_used('data.file', flatten(config)))
     if not named or config.data.source in ELSEWHERE:
         return []  # built-in data has no problems, and `others` has the problems of options
     find = PROBLEMS[TASKS[config.task].data]
-    return list(dict.fromkeys(find(config, others, asked)))  # a problem of several splits is reported once
+    return list(dict.fromkeys(find(config, others, asked, scored)))  # a problem of several splits is reported once
 
 
 def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, others: Sequence[str],
-                   asked: Collection[str]) -> list[str]:
+                   asked: Collection[str], scored: str) -> list[str]:
     try:
         text = open_text(config.data)
     except UserError as error:
         return [str(error)]
     tests = sets_to_test(config.data)
-    has_test = 'test' in text.parts.names or any(map(text.has_files, tests))
+    has_test = scored in tests or 'test' in text.parts.names or any(map(text.has_files, tests))
     splits = [*SPLITS[:2], *(tests if has_test else ())]
     found = {split: messages_of(functools.partial(_check_split, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
@@ -84,19 +86,22 @@ def _check_split(text: TextCorpus | FileDocuments | OneFile, split: str) -> None
         raise no_text(split, text)
 
 
-def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str]) -> list[str]:
+def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str], scored: str) -> list[str]:
     folder = expanded(config.data.dir)
     try:
         arrays = open_arrays(config.data, TASKS[config.task].data == 'classes')
     except UserError as error:
         return [str(error)]
-    if not _is_small([path for path in files_in(folder) if path.is_file()]):
-        return []
-    splits = SPLITS if 'test' in arrays.parts.names or has_files(folder, config.data.splits.test) else SPLITS[:2]
+    has_test = 'test' in arrays.parts.names or has_files(folder, config.data.splits.test)
+    missing = scored == 'test' and not has_test
+    if _is_small([path for path in files_in(folder) if path.is_file()]):
+        splits = SPLITS if has_test or missing else SPLITS[:2]
+    else:
+        splits = ('test',) if missing else ()  # a missing split is an error before any file is read
     return [problem for split in splits for problem in messages_of(functools.partial(arrays.inputs, split))]
 
 
-def _series_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str]) -> list[str]:
+def _series_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str], scored: str) -> list[str]:
     return [] if others else messages_of(lambda: open_series(config.data, config.eval.metric))
 
 
@@ -105,7 +110,7 @@ def _is_small(files: Sequence[Path]) -> bool:
 
 
 # The name of a task's data (configs/tasks.py) -> the function that finds its problems.
-PROBLEMS: Mapping[str, Callable[[ConfigDict, Sequence[str], Collection[str]], list[str]]] = {
+PROBLEMS: Mapping[str, Callable[[ConfigDict, Sequence[str], Collection[str], str], list[str]]] = {
     'pairs': functools.partial(_text_problems, open_corpus, tokenizers_for),
     'documents': functools.partial(_text_problems, open_documents, document_tokenizers),
     'classes': _array_problems, 'values': _array_problems, 'series': _series_problems}

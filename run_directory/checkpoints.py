@@ -110,8 +110,9 @@ class Checkpoints:
         `scheduled` is False if the step is saved only because of a signal.
 
         Raises:
-          UserError: if the disk is full, or was full during the previous save; if the processes have different copies
-            of the state; or if another program has written checkpoints.
+          UserError: if this checkpoint or the previous checkpoint cannot be written, for example because the disk is
+            full; if an old checkpoint cannot be deleted; if the processes have different copies of the state; or if
+            another program has written checkpoints.
         """
         self.wait()
         if self._manager is None:
@@ -124,7 +125,7 @@ class Checkpoints:
                    'last_scheduled': self._scheduled}
         self._compare(step, content['leaves'])
         self._saving = step
-        with full_disk_explained(self._no_room):
+        with self._explained():
             saved = self._manager.save(step, args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
                 progress=ocp.args.JsonSave(content | {'sha256': digest(content)})))
@@ -150,15 +151,15 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until all checkpoints are on disk. Raises UserError if the disk is full."""
+        """Waits until all checkpoints are on disk. Raises UserError if a checkpoint cannot be written or deleted."""
         if self._manager is not None:
-            with full_disk_explained(self._no_room):
+            with self._explained():
                 self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for all saves, and ends Orbax's threads. Raises UserError if the disk is full."""
+        """Waits for all saves, and ends Orbax's threads. Raises UserError if a save has failed."""
         if self._manager is not None:
-            with full_disk_explained(self._no_room):
+            with self._explained():
                 self._manager.close()
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -361,9 +362,10 @@ class Checkpoints:
     def kept(self, steps: Sequence[int]) -> set[int]:
         """Returns the steps to keep: the newest, the last `keep_last` that were scheduled and the best `keep_best`.
 
-        `steps` are in ascending order.
+        Steps that are symbolic links, for example to another disk, are also kept. `steps` are in ascending order.
         """
-        return {*steps[-1:], *self._last(self._scheduled, steps), *self._best_first(steps)[:self._keep_best]}
+        linked = (step for step in steps if (self._folder / str(step)).is_symlink())  # Orbax cannot delete links
+        return {*steps[-1:], *self._last(self._scheduled, steps), *self._best_first(steps)[:self._keep_best], *linked}
 
     def _last(self, scheduled: Sequence[int], steps: Sequence[int]) -> list[int]:
         """Returns the last `keep_last` of the scheduled steps. If no step was scheduled, all steps count."""
@@ -397,6 +399,19 @@ class Checkpoints:
         """Returns the evaluated steps among `steps`, best first. If values are equal, the earlier step comes first."""
         return sorted((step for step in steps if step in self.values),
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Runs the body, which writes and deletes checkpoints. Turns system errors about files into a UserError."""
+        try:
+            with full_disk_explained(self._no_room):
+                yield
+        except OSError as error:
+            if error.filename is None:  # such as a TimeoutError of Orbax
+                raise
+            raise UserError(f'{self._folder}: a checkpoint cannot be written, or an old checkpoint cannot be deleted: '
+                            f'{error.strerror or error}. {_still_valid(self.steps())}. Remove the cause, such as a '
+                            'missing permission, then run the same command again') from error
 
     def _no_room(self, _, reason: str) -> str:
         still = _still_valid([step for step in self.steps() if step != self._saving])

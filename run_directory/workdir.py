@@ -11,6 +11,7 @@ import socket
 import time
 import uuid
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -89,6 +90,8 @@ class RunDirectory:
         if not path:
             raise UserError('--workdir is missing. Set it to the directory of the run, such as --workdir=runs/demo')
         self.path = expanded(path)
+        if '..' in self.path.parts:  # D/new/.. does not exist if D/new does not exist, but its files would be in D
+            self.path = Path(os.path.realpath(self.path))
         check_name(self.path.absolute())
         self.finished_at: int | None = None
         self._lock, self._changed, self._lease, self.asked = None, {}, '', asked

@@ -21,6 +21,8 @@ from analysis.compare import RunRecord
 from analysis.sweeping import SweepProgress, logged_regularly, planned_runs, read_sweep
 from configs import demo, pendulum
 from configs.options import flatten
+from configs.sweeps import over, product, seeds
+from input_pipeline import problems
 from runtime.executors import FULL, INTERRUPTED, Job, Local
 from tests.sweep_bench import (  # noqa: F401 (a fixture)
     ENVIRONMENT,
@@ -272,6 +274,16 @@ def test_a_report_says_that_the_runs_have_chosen_different_precisions(bench):
                 '--config.train.matmul_precision=default')
     assert done.returncode == 0 and sentence in done.stderr and 'other options' not in done.stderr
     assert f'{sentence}.\n\n| ' in (bench / 'out/report.md').read_text()
+
+
+def test_equal_data_is_checked_only_once(tmp_path, monkeypatch):
+    config, checked = demo.get_config(), []
+    config.update_from_flattened_dict({'data.source': 'files', 'data.dir': str(tmp_path)})
+    monkeypatch.setattr(problems, 'data_problems', lambda config, **_: checked.append(config.data.max_length) or [])
+    sweeping.check_data('grid.py', config, product(seeds(3), over('data.max_length', [32, 64])), [], 'validation')
+    assert checked == [32, 64]
+    sweeping.check_data('grid.py', demo.get_config(), seeds(3), [], 'validation')  # the built-in data
+    assert checked == [32, 64]
 
 
 def test_a_sweep_in_the_home_folder_may_have_numbers_of_numpy(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ The summary contains the config, the model, the progress, the scores and the fil
 the parameters.
 """
 
+import contextlib
 import importlib
 import math
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from configs.options import flatten, is_used
 from configs.tasks import METRICS, goodness
 from run_directory.records import CONFIG, EVALUATED, METRICS_FILE, damaged_metrics, no_run, tensorboard
 from runtime.errors import UserError
-from runtime.files import expanded
+from runtime.files import expanded, files_in
 from runtime.process_setup import slow_imports
 
 
@@ -55,7 +56,7 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
         yield 'checkpoints', [', '.join(f'{step:,} ({size(workdir / "checkpoints" / str(step))})' for step in steps)]
     yield 'on disk', [size(workdir)]
     pictures = {}
-    for path in sorted(workdir.rglob('*.png')):
+    for path in sorted(path for path in files_in(workdir) if path.suffix == '.png'):
         pictures.setdefault(path.parent, []).append(path)
     if pictures:
         yield 'pictures', [f'{folder}: {len(paths)}' for folder, paths in pictures.items()]
@@ -116,6 +117,8 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
         refuse_pipes(folder)
         parts = {name: count(part) for name, part in described(folder / 'state')['params'].items()}
     except Exception as error:  # Orbax does not document which exceptions it raises
+        if Checkpoints(workdir).steps()[-1:] != steps[-1:]:  # a training has replaced the newest checkpoint
+            return read_checkpoints(workdir)
         reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
         raise UserError(f'{folder} is damaged: {reason}. Move this folder to another place to show the run without '
                         'this checkpoint') from error
@@ -149,7 +152,11 @@ def progress_lines(run: RunRecord) -> Iterator[str]:
 
 def size(path: Path) -> str:
     """Returns the total size of the files in a folder as text, in MB."""
-    return f'{sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6:,.1f} MB'
+    total = 0
+    for file in files_in(path):
+        with contextlib.suppress(OSError):  # a training may have deleted the file
+            total += file.stat().st_size
+    return f'{total / 1e6:,.1f} MB'
 
 
 if __name__ == '__main__':

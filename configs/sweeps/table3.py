@@ -5,12 +5,13 @@ r"""The variations (A) to (E) of Table 3 of "Attention Is All You Need", scaled 
 
 The paper varies its base model (6 layers, d_model 512, d_ff 2048, 8 heads of 64). Here each value of the paper's table
 is multiplied by the ratio of the recipe's value to the base model's value. Dropout and label smoothing in (D) are not
-scaled.
+scaled. Two kinds of runs are omitted: label smoothing if the recipe has no classes or tokens to smooth, and numbers of
+heads that are not a multiple of the recipe's model.num_key_value_heads.
 """
 
-from configs.options import flatten
-from configs.sweeps import over, product, zipped
-from configs.tasks import TASKS
+from configs.options import flatten, is_used
+from configs.sweeps import over, zipped
+from configs.sweeps.positions import learned
 
 
 def get_sweep(config):
@@ -18,7 +19,8 @@ def get_sweep(config):
     d_k = model.d_k or model.d_model // model.num_heads
     d_v = model.d_v or model.d_model // model.num_heads
 
-    heads = [h for h in shares(model.num_heads, 1 / 8, 1 / 2, 2, 4) if not (d_k * model.num_heads) % h]
+    heads = [h for h in shares(model.num_heads, 1 / 8, 1 / 2, 2, 4)
+             if d_k * model.num_heads % h == h % (model.num_key_value_heads or 1) == 0]
     a = zipped(over('model.num_heads', heads),  # the same computation with fewer and wider, or more and narrower heads
                over('model.d_k', [d_k * model.num_heads // h for h in heads]),
                over('model.d_v', [d_v * model.num_heads // h for h in heads]))
@@ -27,12 +29,10 @@ def get_sweep(config):
          + zipped(over('model.d_model', [model.d_model // 2, model.d_model * 2]),
                   over('model.d_k', [max(1, d_k // 2), d_k * 2]), over('model.d_v', [max(1, d_v // 2), d_v * 2]))
          + over('model.d_ff', shares(model.d_ff, 1 / 2, 2)))  # larger models are better in the paper
-    d = (over('model.dropout', sorted({0.0, 0.2} - {model.dropout}))
-         + over('train.label_smoothing', sorted({0.0, 0.2} - {config.train.label_smoothing})))
-    e = over('model.position', {'learned'} - {model.position})
-    longest = flatten(config)[TASKS[config.task].longest or 'model.max_length']
-    if longest > model.max_length:  # the learned table needs a row for each position
-        e = product(e, over('model.max_length', [longest]))
+    d = over('model.dropout', sorted({0.0, 0.2} - {model.dropout}))
+    if is_used('train.label_smoothing', flatten(config)):
+        d += over('train.label_smoothing', sorted({0.0, 0.2} - {config.train.label_smoothing}))
+    e = [learned(config)] if model.position != 'learned' else []
     return [{}] + a + b + c + d + e
 
 

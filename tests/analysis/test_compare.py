@@ -25,6 +25,7 @@ CONFIG = flatten(demo.get_config()) | SHORT
 def write_run(folder, overrides, bleu, steps=(50, 100), **results):
     """A run of the demo that was scored on validation if it came to its end."""
     (folder / 'results').mkdir(parents=True)
+    (folder / 'data').mkdir()
     config = demo.get_config()
     config.update_from_flattened_dict(SHORT | overrides)
     (folder / 'config.json').write_text(config.to_json())
@@ -150,6 +151,16 @@ def test_scores_of_models_that_were_not_trained_here_are_in_the_table(tmp_path):
     assert load_runs(tmp_path)[0].state == 'at step 0 of 100'
 
 
+def test_models_of_other_libraries_in_a_folder_of_runs_are_ignored(tmp_path):
+    write_run(tmp_path / 'run', {}, 20.0)
+    for name, config in ('ctranslate2', {'bos_token': '<s>'}), ('huggingface', {'model_type': 'llama'}):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'config.json').write_text(json.dumps(config))
+        with pytest.raises(UserError, match=f'{name}/config.json'):
+            load_runs([tmp_path / 'run', tmp_path / name])
+    assert [run.name for run in load_runs(tmp_path)] == ['run']
+
+
 def test_an_infinite_score_of_a_seed_has_no_deviation(tmp_path):
     for name, options, perplexity in ('a', {'seed': 0}, math.inf), ('b', {'seed': 1}, 5.0), ('c', {
             'model.norm': 'pre'}, 5.0):
@@ -264,6 +275,8 @@ def test_the_table_shows_the_derived_value_of_a_width(tmp_path):
      'BLEU in training: beam 6, all of validation', 'BLEU of decode.py: beam 6, all of validation'),
     ({'eval.bleu_sentences': 2000}, {'n': 1000, 'exact_match': 0.5}, 'exact_match',  # there are no 2,000
      'exact match in training: greedy, all of validation', 'exact match of decode.py: beam 4, all of validation'),
+    ({}, {'chrf++': 40.0}, 'chrf++', 'chrf++ in training: greedy, 200 sentences of validation',
+     'chrf++ of decode.py: beam 4, all of validation'),
     ({}, {'decoding': {'method': 'greedy', 'beam': 4}}, 'bleu',  # as decode.py was told
      'BLEU in training: greedy, 200 sentences of validation', 'BLEU of decode.py: greedy, all of validation'),
     ({}, {'perplexity': 5.0}, 'perplexity', 'perplexity in training: teacher forcing, validation',

@@ -1,6 +1,6 @@
 """sweep.py: sweep files, the directory of a sweep, flags."""
 
-from tests.bad_inputs.cases import FIFO, FOLDER, LOOP, NULL, Case, cut, with_values, without
+from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, NULL, Case, cut, with_values, without
 
 DEMO = '--config={root}/configs/demo.py --workdir={new} '
 
@@ -60,6 +60,13 @@ QUICK = [
                                    ('pendulum', 'regression', 'train_accuracy'))),
     Case('{text} --workdir={new} --config.data.splits.test=a,b --sweep={root}/configs/sweeps/seeds.py --split=test',
          '--split=test consists of 2 test sets. Use one of a, b'),
+    # The data is checked before a run starts
+    Case('{text} --workdir={new} --config.data.dir={here}/none --sweep={root}/configs/sweeps/seeds.py',
+         "error: config.data.dir='{here}/none' is not a folder"),
+    Case('{text} --workdir={new} --sweep={root}/configs/sweeps/seeds.py --split=test', 'data/test.en',
+         {'data/test.en': GONE, 'data/test.xx': GONE}),
+    Case('{text} --workdir={new} --sweep={here}/grid.py', '/grid.py, run {{\'data.dir\': \'none\'}}: config.data.dir',
+         {'grid.py': 'def get_sweep(config):\n    return [{}, {"data.dir": "none"}]\n'}),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --config.seed=-1', 'config.seed=-1'),
     Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir=/dev/null/sweep',
          '/dev/null/sweep'),

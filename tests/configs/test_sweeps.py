@@ -7,7 +7,18 @@ import re
 import pytest
 
 from analysis.sweeping import planned_runs
-from configs import base, checks, demo, llama_tiny, multi30k, rnnsearch_demo, shakespeare_char
+from configs import (
+    base,
+    checks,
+    co2_forecast,
+    demo,
+    llama_tiny,
+    lm_1b,
+    multi30k,
+    pendulum,
+    rnnsearch_demo,
+    shakespeare_char,
+)
 from configs.options import flatten
 from configs.sweeps import differing, over, product, run_names, seeds, short_names, zipped
 from runtime.errors import UserError
@@ -88,10 +99,11 @@ def every_of(sweep, config):
 
 
 @pytest.mark.parametrize('name', SWEEPS)
-@pytest.mark.parametrize('recipe', [demo, multi30k, shakespeare_char])
+@pytest.mark.parametrize('recipe', [demo, multi30k, shakespeare_char, llama_tiny, lm_1b, co2_forecast, pendulum])
 def test_our_sweeps_are_possible(name, recipe):
     config = recipe.get_config()
-    config.data.update({multi30k: {'dir': 'somewhere'}, shakespeare_char: {'file': 'somewhere'}}.get(recipe, {}))
+    needed = {multi30k: {'dir': 'somewhere'}, shakespeare_char: {'file': 'somewhere'}, lm_1b: {'dir': 'somewhere'}}
+    config.data.update(needed.get(recipe, {}))
     assert len({str(changed) for changed in every(name, config)}) > 1
     module = importlib.import_module(f'configs.sweeps.{name}')
     assert f'--sweep=configs/sweeps/{name}.py' in module.__doc__

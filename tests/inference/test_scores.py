@@ -6,6 +6,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from analysis.pictures import attention_figure, chosen, save_figure
+from configs.tasks import METRICS, SEARCHED
 from inference.moses import MosesTokens
 from inference.scores import (
     classification_scores,
@@ -52,6 +53,11 @@ def test_every_figure_has_its_signature():
     assert 'case:lc|eff:no|tok:moses.de|norm:moses|sacremoses:' in scores['bleu_lowercased_moses_signature']
     assert 'nw:0' in scores['chrf_signature'] and 'nw:2' in scores['chrf++_signature']
     assert all('version' in scores[f'{name}_signature'] for name in ('chrf', 'chrf++', 'ter'))
+
+
+def test_the_scores_of_search_outputs_are_the_metrics_of_search_outputs():
+    scores = corpus_scores(REFERENCES, REFERENCES, 'de', complete=True)
+    assert {name for name in scores if name in METRICS} == set(SEARCHED)
 
 
 def test_only_the_scores_that_are_fast_are_computed_by_default():

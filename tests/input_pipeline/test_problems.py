@@ -200,6 +200,20 @@ def test_a_test_split_may_be_missing_where_there_is_validation_data(folder, tmp_
         assert data_problems(make(folder, tmp_path)) == []
 
 
+@pytest.mark.parametrize('small', [True, False])
+@pytest.mark.parametrize('make', [config_of, language_config, array_config])
+def test_a_test_split_on_which_the_model_will_be_scored_must_exist(folder, tmp_path, monkeypatch, make, small):
+    for split in ('train', 'validation'):
+        write_pairs(folder, split)
+        write(folder / f'{split}.txt', LINES)
+        np.savez(folder / f'{split}.npz', inputs=np.ones((20, 4, 1)), targets=np.arange(20) % 2)
+    monkeypatch.setattr(problems, 'SMALL', problems.SMALL if small else 0)
+    config = make(folder, tmp_path)
+    assert [data_problems(config, scored=split) for split in ('', 'train', 'validation')] == [[], [], []]
+    message, = data_problems(config, scored='test')
+    assert re.search('test.*(does not exist|must have)', message)
+
+
 def test_problems_of_arrays_are_reported_together(folder, tmp_path):
     for split, values in (('train', np.arange(20) % 3), ('validation', np.full(20, 7)), ('test', np.full(20, 0.5))):
         np.savez(folder / f'{split}.npz', inputs=np.ones((20, 4, 1)), targets=values)

@@ -247,6 +247,30 @@ def test_a_folder_that_cannot_be_created_ends_the_run_without_waiting(name, tmp_
         thread.daemon or thread in before or thread.name.startswith('asyncio_'))]
 
 
+def test_a_checkpoint_that_is_a_link_is_not_deleted(saved):
+    (saved / 'checkpoints/5').rename(saved / 'elsewhere')
+    (saved / 'checkpoints/5').symlink_to(saved / 'elsewhere')
+    with open_checkpoints(saved, metric='loss', keep_last=1) as checkpoints:
+        checkpoints.restore(state(0))
+        checkpoints.save(7, state(7), {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 5, 7]
+        assert checkpoints.parameters('5')[1] == [5]
+
+
+def test_a_checkpoint_that_cannot_be_deleted_ends_the_run_with_the_name_of_the_folder(saved, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), '_CHECKPOINT_METADATA')
+
+    monkeypatch.setattr(shutil, 'rmtree', refuse)
+    with pytest.raises(UserError, match=rf'{saved}/checkpoints: .* cannot be deleted: Permission denied\. The '
+                                        'checkpoint of step 7 is still valid'), \
+            open_checkpoints(saved, metric='loss', keep_last=2) as checkpoints:
+        checkpoints.restore(state(0))
+        checkpoints.save(7, state(7), {})
+        checkpoints.wait()
+
+
 def test_as_many_of_the_best_are_kept_as_asked_for(tmp_path):
     """The first of equals is the better one, and no number is worse than any."""
     with open_checkpoints(tmp_path, metric='loss', keep_last=1, keep_best=2) as checkpoints:

@@ -196,11 +196,12 @@ def test_a_start_that_was_killed_early_leaves_nothing_in_the_way(tmp_path, cache
     assert steps(workdir) == [1]
 
 
-def test_a_folder_data_that_is_not_from_a_killed_start_is_not_used(tmp_path, cache):
+@pytest.mark.parametrize('missing', ['', '/new/..'])
+def test_a_folder_data_that_is_not_from_a_killed_start_is_not_used(tmp_path, cache, missing):
     (tmp_path / 'data').mkdir()
     (tmp_path / 'data' / 'source.model').write_text('precious')
-    with pytest.raises(UserError, match='is not empty and has no config.json'):
-        RunDirectory(str(tmp_path), tiny_config(cache))
+    with pytest.raises(UserError, match=f'workdir={tmp_path} is not empty and has no config.json'):
+        RunDirectory(f'{tmp_path}{missing}', tiny_config(cache))
 
 
 def test_a_killed_start_leaves_no_teacher_and_no_lowered_options_to_the_next_start(tmp_path, cache):

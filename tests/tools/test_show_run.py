@@ -3,11 +3,13 @@
 import math
 import pathlib
 
+import numpy as np
+
 from analysis.compare import RunRecord
 from configs import base
 from configs.options import flatten
 from tools import show_run
-from tools.show_run import progress_lines
+from tools.show_run import progress_lines, read_checkpoints, size
 
 
 def test_an_evaluation_that_found_no_number_is_not_the_best():
@@ -25,3 +27,22 @@ def test_values_begin_in_one_column_after_the_longest_heading(tmp_path, monkeypa
     show_run.main(str(tmp_path))
     assert capsys.readouterr().out.splitlines() == [
         'run                a', '                   b', 'validation scores  bleu 41.02']
+
+
+def test_files_that_a_training_deletes_while_they_are_listed_do_not_count(tmp_path, monkeypatch):
+    (tmp_path / 'kept').write_bytes(bytes(200_000))
+    monkeypatch.setattr(show_run, 'files_in', lambda folder: [folder / 'deleted', folder / 'kept'])
+    assert size(tmp_path) == '0.2 MB'
+
+
+def test_if_a_training_replaces_the_newest_checkpoint_the_checkpoints_are_listed_again(tmp_path, monkeypatch):
+    (tmp_path / 'checkpoints/1').mkdir(parents=True)
+
+    def described(folder):
+        if folder.parent.name == '1':
+            folder.parent.rename(tmp_path / 'checkpoints/2')
+            raise FileNotFoundError
+        return {'params': {'head': {'kernel': np.empty((2, 3))}}}
+
+    monkeypatch.setattr('run_directory.checkpoints.described', described)
+    assert read_checkpoints(tmp_path) == ([2], ['6 parameters: head 6'])
