@@ -14,6 +14,7 @@ from benchmarks.modes import CROSS_ENTROPY, Mode, ragged_batch
 from model.blocks import BlockConfig, DecoderBlock, EncoderBlock, Residual, layer_norm
 from model.dropout import WordDropout
 from model.evaluation import forward
+from model.forecaster import Forecaster
 from model.language_model import LanguageModel
 from model.patches import PatchTransformer
 from model.recurrent import RNNSearch
@@ -76,6 +77,32 @@ def test_source_and_target_lose_words_of_their_own(kind):
         same = [np.array_equal(in_training(module, params, **inputs, key=key),
                                in_training(module, params, **other, key=key)) for key in range(4)]
         assert not all(same), side  # some words of this side remain
+
+
+# Embeddings
+
+@pytest.mark.parametrize('make, inputs', [
+    (lambda config: Transformer(config, 0, 12, 12), {'source': TOKENS, 'target': TOKENS}),
+    (lambda config: LanguageModel(config, 0, 12), {'tokens': TOKENS}),
+    (lambda config: PatchTransformer(config, 0, 4, 5), {'inputs': normal(0, 2, 8, 8, 1)}),
+    (lambda config: Forecaster(config, 0, 2), {'inputs': normal(0, 2, 4, 1), 'following': normal(1, 2, 4, 1)})],
+    ids=['transformer', 'language_model', 'patches', 'forecaster'])
+def test_activations_of_embeddings_are_dropped_in_training(make, inputs):
+    """The models have no layers, so no other activations are dropped."""
+    module, without = make(CONFIG.replace(dropout=0.5)), make(CONFIG)
+    params = random_params(without, **inputs)
+    expected = without.apply({'params': params}, **inputs)
+    np.testing.assert_array_equal(module.apply({'params': params}, **inputs), expected)
+    assert not np.allclose(in_training(module, params, **inputs), expected)
+
+
+def test_rnnsearch_drops_embeddings_and_readouts():
+    """The dropout rate is almost 1, so embeddings and readouts are zero."""
+    module = RNNSearch(12, 12, d_model=6, d_hidden=5, dropout=1.0, share_embeddings='none')
+    params = random_params(module, TOKENS, TOKENS)
+    np.testing.assert_array_equal(in_training(module, params, TOKENS, TOKENS), 0)
+    one, other = in_training(module, params, TOKENS, method='encode').states  # of two sentences with different words
+    np.testing.assert_array_equal(one, other)
 
 
 # Sublayers

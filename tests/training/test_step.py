@@ -13,7 +13,7 @@ from model.evaluation import eval_step, evaluate, forward, supervised
 from model.losses import Sums, cross_entropy, squared_error
 from model.transformer import Transformer
 from training.optimizer import make_optimizer, make_schedule
-from training.step import init_state, train_step
+from training.step import TrainState, init_state, train_step
 
 MODULE = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.0), num_layers=1,
                      source_vocab_size=20, target_vocab_size=20)
@@ -73,6 +73,24 @@ def test_an_axis_of_devices_does_not_change_the_update(state):
     split, split_sums = jax.jit(jax.vmap(step(axis_name='data'), (None, 0), axis_name='data'))(state, shards)
     np.testing.assert_allclose(split_sums.loss, np.full(4, sums.loss), rtol=1e-5)
     assert_same_update(whole, jax.tree.map(lambda x: x[3], split))
+
+
+@pytest.mark.parametrize('options', [{'accumulate': 4}, {'axis_name': 'data'}], ids=str)
+def test_every_part_of_a_batch_has_its_own_random_key(options):
+    def objective(apply, params, batch, key):
+        draw = jax.random.uniform(key)
+        return Sums(params['w'] * draw, jnp.float32(1), {'draws': draw * batch['inputs'].reshape(4)})
+
+    optimizer, params = optax.sgd(1.0), {'w': jnp.ones(())}
+    run = functools.partial(train_step, apply=forward(MODULE), objective=objective, optimizer=optimizer,
+                            dropout_key=jax.random.key(1), **options)
+    if 'axis_name' in options:
+        run = jax.vmap(run, (None, 0), axis_name='data')
+    state = TrainState(jnp.int32(0), params, optimizer.init(params))
+    _, sums = jax.jit(run)(state, {'inputs': jnp.eye(4)[:, None]})  # each part has one row of the identity
+    assert np.all(sums.tokens == 4)
+    draws = sums.others['draws'].reshape(-1, 4)[0]
+    assert len(np.unique(draws)) == 4
 
 
 def test_the_update_is_the_gradient_of_the_mean_over_real_tokens(state):
