@@ -61,6 +61,17 @@ def test_a_pattern_matches_a_name_or_a_part_of_it(name, patterns, expected):
     assert matches(name, patterns) == expected
 
 
+def test_initial_adapters_are_random_and_change_nothing():
+    boxed = {name: {'kernel': jnp.ones((400, 300))} for name in ('query', 'key')}
+    adapters = Tuning(rank=8, alpha=2.0, adapted=('*',)).prepare(boxed, jax.random.key(0))[ADAPTERS]
+    assert adapters['scale'] == 2 / 8
+    factors = [nn.unbox(adapters['of'][name]['kernel']) for name in ('query', 'key')]
+    for factor in factors:
+        assert factor['a'].shape == (400, 8) and factor['b'].shape == (8, 300) and not factor['b'].any()
+        assert factor['a'].std() == pytest.approx(400 ** -0.5, rel=0.1)
+    assert abs(np.corrcoef(*(factor['a'].ravel() for factor in factors))[0, 1]) < 0.1
+
+
 def test_adapters_are_float32_with_jax_enable_x64():
     with jax.enable_x64(True):
         params = Tuning(rank=2, adapted=('query',)).prepare({'query': {'kernel': jnp.ones((4, 3))}}, jax.random.key(0))
