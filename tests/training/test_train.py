@@ -43,6 +43,11 @@ def test_it_trains_what_train_py_trains(whole, tmp_path, cache):
     assert run.checkpoint == inference.load(whole).checkpoint
 
 
+def test_the_metric_epoch_counts_passes_over_the_training_split(whole):
+    epochs = {line['step']: line['epoch'] for line in read_metrics(whole) if 'epoch' in line}
+    assert epochs == {step: step / 21 for step in (5, 10, 12)}  # 1,297 images are 21 batches
+
+
 @pytest.mark.slow
 def test_an_interrupt_saves_and_the_same_call_resumes(whole, tmp_path, cache, monkeypatch):
     former = signal.getsignal(signal.SIGINT)
