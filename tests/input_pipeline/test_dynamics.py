@@ -18,6 +18,13 @@ def test_integration_against_the_exact_solution():
     np.testing.assert_allclose(path[:, 0], exact, atol=1e-5)
 
 
+def test_derivatives_may_depend_on_time():
+    interval = np.array([0.1, 0.5])
+    path = dynamics.integrate(lambda state, parameters, time: [np.cos(time)], np.zeros((1, 2)), np.zeros((1, 2)),
+                              interval, 30)
+    np.testing.assert_allclose(path[:, 0], np.sin(np.arange(30)[:, None] * interval), atol=1e-6)
+
+
 def test_pendulum_swings_at_its_frequency():
     frequency = np.array([0.5, 1.0, 1.5])
     path = dynamics.integrate(dynamics.pendulum, np.array([[0.01] * 3, [0.0] * 3]),

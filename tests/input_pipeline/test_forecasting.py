@@ -41,7 +41,9 @@ def test_splits_are_divided_by_time_and_no_step_is_a_target_in_two_splits():
 def test_statistics_are_those_of_the_training_steps():
     data = windows(np.concatenate([RAMP[:32], np.full((8, 1), 1e6)]))
     mean, std = data.preprocessing.input_mean, data.preprocessing.input_std
-    assert mean[0] < 32 and data.preprocessing.target_mean == mean * 2 and data.preprocessing.target_std == std * 2
+    # 25 contexts of 6 steps begin at the steps 0 to 24. The variances of 0 ... 24 and of 0 ... 5 are 52 and 35 / 12.
+    assert mean == pytest.approx([12 + 2.5]) and std == pytest.approx([(52 + 35 / 12) ** 0.5])
+    assert data.preprocessing.target_mean == mean * 2 and data.preprocessing.target_std == std * 2
 
 
 def test_errors_are_scaled_by_the_seasonal_naive_errors_of_the_training_steps():

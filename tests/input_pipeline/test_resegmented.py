@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import demo
-from input_pipeline import builtin
+from input_pipeline import builtin, resegmented
 from input_pipeline.batches import LENGTHS, ROWS, BatchPlan, Part, prefetch
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.data import open_data
@@ -55,6 +55,11 @@ def pairs_of(batches, tokenizers):
             if target.any()]
 
 
+def pairs_in(store, tokenizers):
+    """The text of each row of a store."""
+    return [tuple(tokenizers[side].decode(store.tokens(side, row)) for side in SIDES) for row in range(len(store))]
+
+
 def rows_of(batches, side):
     arrays = [batch['targets'] if side == 'target' else batch['inputs']['source'] for batch in batches]
     return [row[row != PAD].tolist() for rows in arrays for row in rows if row.any()]
@@ -65,9 +70,7 @@ def rows_of(batches, side):
 def test_every_epoch_has_every_pair_once_in_the_same_shapes(text, rate):
     tokenizers, store = text
     plan = plan_of(text, rate)
-    expected = collections.Counter((tokenizers['source'].decode(store.tokens('source', row)),
-                                    tokenizers['target'].decode(store.tokens('target', row)))
-                                   for row in range(len(store)))
+    expected = collections.Counter(pairs_in(store, tokenizers))
     shapes = set(zip(plan.rows.tolist(), plan.bucket_lengths.tolist(), strict=True))
     assert len(shapes) <= 4 and all(rows * length <= 1024 and rows % ROWS == 0 and length % LENGTHS == 0
                                     and length <= MAX_LENGTH for rows, length in shapes)
@@ -102,20 +105,31 @@ def test_a_batch_is_a_pure_function_of_the_step(text):
     assert all(equal(batch, used.batch(step)) for step, batch in enumerate(fetched, first))
 
 
-def test_epochs_seeds_and_sides_have_draws_of_their_own(text):
+def test_epochs_and_seeds_have_draws_of_their_own(text):
     tokenizers, store = text
     plan, other = plan_of(text), plan_of(text, seed=1)
     drawn = [{side: sorted(rows_of(batches, side)) for side in SIDES}
              for batches in (epoch_of(plan, 0), epoch_of(plan, 1), epoch_of(other, 0))]
     for side in SIDES:
         assert drawn[0][side] != drawn[1][side] != drawn[2][side] != drawn[0][side]
-    # The same text, on both sides and in many rows: never one stream.
     dropouts = {side: BpeDropout(tokenizers[side], 0.2) for side in SIDES}
     epochs = [Resegmented(store, dropouts, 0, epoch, MAX_LENGTH) for epoch in range(3)]
     lengths = np.array([epoch.lengths('target') for epoch in epochs])
     plain = store.lengths('target')
     extra = lengths - plain
     assert extra.mean() > 0.5 and abs(np.corrcoef(extra[0] / plain, extra[1] / plain)[0, 1]) < 0.5
+
+
+def test_sides_and_blocks_of_rows_have_draws_of_their_own(text, tmp_path, monkeypatch):
+    """Segments the same sentences four times: on both sides, and in two blocks of rows."""
+    tokenizers, sentences = dict.fromkeys(SIDES, text[0]['source']), [source for source, _ in all_pairs()[:200]]
+    store = open_store(Listed(2 * [(sentence, sentence) for sentence in sentences]), 'train', tokenizers, MAX_LENGTH,
+                       tmp_path)
+    monkeypatch.setattr(resegmented, 'TOGETHER', len(store) // 2)
+    drawn = Resegmented(store, {side: BpeDropout(tokenizers[side], 0.2) for side in SIDES}, 0, 0, 10 * MAX_LENGTH)
+    lengths = [drawn.lengths(side).reshape(2, -1) for side in SIDES]
+    assert lengths[0].size > 300 and (lengths[0] != lengths[1]).mean() > 0.1
+    assert all((first != second).mean() > 0.1 for first, second in lengths)
 
 
 def test_segmentation_is_not_a_matter_of_parts(text):
@@ -153,7 +167,7 @@ def test_an_epoch_that_has_no_room_keeps_some_of_the_segmentation(text):
     expected = len(plan._cut(np.arange(len(store)), np.maximum(*(store.lengths(side) for side in SIDES)) + 1))
     plan._length = expected + 1
     pairs = pairs_of(epoch_of(plan, 3), tokenizers)
-    assert len(pairs) == len(store) and len(set(pairs)) > 1
+    assert collections.Counter(pairs) == collections.Counter(pairs_in(store, tokenizers))
 
 
 @pytest.mark.parametrize('count', [1, 2, 9])
