@@ -24,6 +24,7 @@ from benchmarks.trace import IDLE, costs_of, print_table
 from benchmarks.turns import System, Timed, agreement, check_peers, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS, Search, Workload
 from inference.options import SearchOptions
+from kernels import rates
 from kernels.rates import INSTRUCTIONS, processor, product_rate
 from runtime.errors import UserError
 from training.summary import matmul_flops
@@ -187,6 +188,12 @@ def test_processor_and_rates_of_products():
     described = processor()
     assert described['processor'] and set(described['instructions']) <= set(INSTRUCTIONS)
     assert 0.01 < product_rate([(64, 64, 64), (8, 64, 128)], 'float32') < 1e5
+
+
+def test_a_rate_is_the_operations_of_all_products_divided_by_their_time(monkeypatch):
+    seconds = {(1000, 1000, 1000): 0.5, (1000, 1000, 500): 0.25}
+    monkeypatch.setattr(rates, 'product_seconds', lambda size, dtype: seconds[size])
+    assert product_rate(iter(seconds), 'float32') == pytest.approx(2 * 1.5 / 0.75)  # GFLOP/s
 
 
 @pytest.mark.slow
