@@ -234,7 +234,7 @@ def pruning_figure(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]
         axes.set(title=kind, xlabel='removed heads')
     panels[0].set_ylabel(metric)
     panels[0].set_ylim(0, 1.05 * max(score for orders in curves.values() for curve in orders.values()
-                                     for _, score in curve))
+                                     for _, score in curve) or 1)  # if all scores are 0, the limit is 1
     panels[0].legend()
     return figure
 

@@ -115,6 +115,11 @@ def test_scores_without_each_head_and_the_pruning_curve(heads, monkeypatch):
     np.testing.assert_allclose(lines[0].get_ydata(), [1, -0.04, -0.08], atol=1e-6)
 
 
+def test_the_axis_of_a_pruning_figure_has_a_length_if_all_scores_are_0():
+    figure = pruning_figure({'encoder': {'by importance': [(0, 0.0), (4, 0.0)]}})
+    assert figure.axes[0].get_ylim() == (0, 1)
+
+
 def test_a_metric_that_is_not_computed_is_refused_before_anything_is_translated(heads, monkeypatch):
     monkeypatch.setattr(Translator, 'translate', lambda *_: pytest.fail('translated'))
     allowed = 'exact_match, bleu, bleu_lowercased_tokenised, chrf'
