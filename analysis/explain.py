@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Num
 
-from analysis.pictures import axis_label, chosen_kind, visible_tokens
+from analysis.pictures import axis_label, chosen_kind, plot_series, visible_tokens
 from inference.outputs import Output, TokenProbability
 from inference.predict import Predictor
 from inference.predictions import Prediction
@@ -333,7 +333,7 @@ def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
         return file.getvalue()
     figure = Figure(figsize=(8, 2))
     axes = figure.add_axes((0, 0.02, 1, 0.96), frame_on=False)
-    axes.plot(np.arange(len(example)) + 0.5, example, linewidth=1.5)
-    axes.set(xlim=(0, len(example)), xticks=[], yticks=[])
+    plot_series(axes, example, linewidth=1.5)
+    axes.set(xticks=[], yticks=[])
     figure.savefig(file, dpi=120, transparent=True, format='png')
     return file.getvalue()

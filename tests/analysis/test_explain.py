@@ -320,3 +320,10 @@ def test_a_picture_is_the_image():
     image[0, 0], image[0, 1] = 0, 255
     shown = matplotlib.image.imread(io.BytesIO(picture_of(image)))
     np.testing.assert_allclose(shown[..., :3], image / 255, atol=0.01)
+
+
+@pytest.mark.parametrize('values', [[1.0], [np.nan, 1.0, np.nan, 2.0]])
+def test_values_of_a_series_without_a_neighbouring_value_are_drawn(values):
+    shown = matplotlib.image.imread(io.BytesIO(picture_of(np.array(values)[:, None])))
+    drawn = shown[..., 3].any(axis=0).reshape(len(values), -1).any(axis=1)  # by step
+    np.testing.assert_array_equal(drawn, ~np.isnan(values))
