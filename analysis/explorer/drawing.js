@@ -7,7 +7,7 @@ function drawTokens() {
     const row = view.attention[side];
     $(side).replaceChildren(...view[side].flatMap((group, index) => {
       const made = tokenElement(side, group, index);
-      const special = row.special[group[1]];
+      const special = row.special.slice(group[1], group[2]).includes(true);
       made.classList.toggle('quiet', special || group[0] === BLANK);
       made.append(special ? isolated(group[0]) : group[0] || BLANK);  // isolated, because <s> must not determine the writing direction of the row
       const apart = row.apart[group[1]];

@@ -85,6 +85,8 @@ def example(number=1, text='one', pieces=('a', 'b')):
     (['▁=', '▁1', '<U+000A>', 'g', '(', '):<U+000A>', '<U+0009>return', '▁y'], ['=', '1', 'g():', 'return', 'y']),
     (['<U+000A>', '▁▁▁▁', '▁return', '▁', '▁y', '▁▁', '</s>'], ['', 'return', 'y', '', '</s>']),
     (['▁<0xE6><0x88>', '<0x91>', '喜<0xE6><0xAC>', '<0xA2>', '▁<0xF0><0x9F><0x98>', '<0x80>'], ['我', '喜欢', '😀']),
+    (['▁na', '<unk>', 've', '▁', '<unk>'], ['na<unk>ve', '<unk>']),
+    (['我', '<unk>', '猫'], ['我', '<unk>', '猫']),
     ([], []),
 ])
 def test_pieces_make_words(pieces, expected):

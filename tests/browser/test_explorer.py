@@ -341,6 +341,13 @@ def test_text_runs_as_its_script_does(opened):
         picture(page, 'arabic')
 
 
+def test_an_unknown_token_does_not_determine_the_writing_direction(opened):
+    with opened([translation(1, ['▁', '<unk>', '▁של', 'ום', '</s>'])]) as page:
+        for key in 'ww':
+            assert page.evaluate("getComputedStyle(document.getElementById('keys')).direction") == 'rtl'
+            page.keyboard.press(key)
+
+
 def test_text_that_is_a_program_does_nothing(opened):
     hostile = translation(1, ['▁' + HOSTILE, '▁<b>bold</b>', '</s>'], ['▁"\'`${1}', '▁<!--', '</s>'],
                           [('source', HOSTILE), ('translation', '<!--<script>')])
