@@ -282,7 +282,8 @@ def _deflated(weights: Float[np.ndarray, 'layer head t s']) -> str:
     """
     if not ((weights >= 0) & (weights <= LARGEST)).all():
         raise UserError(f'--explain shows weights from 0 to {LARGEST}, but this model has weights from '
-                        f'{weights.min():.3g} to {weights.max():.3g}. Remove the edit of the weights, or --explain')
+                        f'{weights.min():.3g} to {weights.max():.3g}. Remove the edit of the weights, use another '
+                        '--checkpoint if they are NaN, or remove --explain')
     steps = np.rint(weights.astype(np.float32) * STEPS).astype(np.uint16).ravel()
     return _base64(zlib.compress(np.concatenate([steps & 255, steps >> 8]).astype(np.uint8).tobytes()))
 
@@ -293,6 +294,14 @@ def _row(pieces: list[str]) -> dict[str, Any]:
 
 
 def _rounded(probability: float) -> float:
+    """Returns a probability with four digits.
+
+    Raises:
+      UserError: if the probability is NaN.
+    """
+    if math.isnan(probability):  # JSON has no NaN
+        raise UserError('--explain shows probabilities, but the probabilities of this model are NaN. Remove the edit '
+                        'of the model, use another --checkpoint, or remove --explain')
     return float(f'{probability:.4g}')
 
 

@@ -138,7 +138,16 @@ def test_pieces_are_apart_at_white_space_and_special_tokens(pieces, expected, tm
 def test_weights_that_the_page_cannot_show_are_refused(weight, tmp_path):
     explanation = example()
     explanation.attention[0].weights[0, 0, 0, 0] = weight
-    with pytest.raises(UserError, match='shows weights from 0 to 32, but this .* Remove the edit of the weights, or'):
+    with pytest.raises(UserError, match='shows weights from 0 to 32, but this .* Remove the edit of the weights, use '
+                                        'another --checkpoint if they are NaN, or'):
+        Page(tmp_path / 'page.html', '', 1).add(explanation)
+
+
+@pytest.mark.parametrize('prediction', [TokenProbability('a', np.nan, []), TokenProbability('a', 0.5, [('b', np.nan)])])
+def test_probabilities_that_are_nan_are_refused(prediction, tmp_path):
+    explanation = example()
+    explanation.predictions[0] = prediction
+    with pytest.raises(UserError, match='the probabilities of this model are NaN. Remove the edit'):
         Page(tmp_path / 'page.html', '', 1).add(explanation)
 
 
