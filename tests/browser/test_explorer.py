@@ -138,6 +138,29 @@ def test_the_keyboard_reaches_everything(opened):
         assert page.locator('#theme').inner_text() == 'Light'
 
 
+def test_another_kind_keeps_the_layer_or_shows_the_last_layer(opened):
+    explanation = translation()
+    explanation.attention[1] = attention('encoder', SOURCE, SOURCE, ('source', 'source'), False, 1, layers=6)
+    with opened([explanation]) as page:
+        def after(*keys):
+            for key in keys:
+                page.keyboard.press(key)
+            return page.locator('#shown').inner_text().partition(',')[0]
+
+        assert after('k') == 'layer 3' and after('l', 'l') == 'layer 5'
+        assert after('k') == 'layer 3'  # the last layer of the decoder
+        assert after('l') == 'layer 1' and after('k') == 'layer 1'
+
+
+def test_a_tap_shows_the_weight_of_a_cell(opened):
+    explanation = translation()
+    with opened([explanation], has_touch=True) as page:
+        x, y = page.evaluate('(({left, top, cell}) => [left + cell * 2.5, top + cell * 1.5])(view.matrix)')
+        page.locator('#matrix').tap(position={'x': x, 'y': y})
+        weight = explanation.attention[0].weights[-1].mean(0)[1, 2]
+        assert share(page.locator('#cell .number').inner_text()) == pytest.approx(weight, abs=PRECISION)
+
+
 def test_a_page_without_explanations_has_nothing_to_show(opened):
     from playwright.sync_api import expect  # here, because other tests run without it
 
