@@ -249,6 +249,15 @@ def test_a_long_text_on_a_phone_is_a_paragraph(opened):
         picture(page, 'paragraph')
 
 
+def test_a_scroll_bar_that_appears_while_the_page_is_drawn_does_not_wrap_rows_with_lines(opened):
+    """The longer row needs about 990 pixels. The page fits into 1,040 pixels until the matrix is drawn."""
+    for width in range(1001, 1031, 10):
+        with opened([translation()], width=width, height=1040) as page:
+            assert page.evaluate('document.documentElement.scrollHeight') > 1040
+            assert page.evaluate("""view.columns || ['queries', 'keys'].every(
+                side => $(side).clientHeight < 1.5 * parseFloat(getComputedStyle($(side)).lineHeight))""")
+
+
 def test_arrows_go_where_they_point_in_columns(opened):
     with opened([translation(1, ENGLISH, HEBREW)], width=375) as page:
         def after(key):
