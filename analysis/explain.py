@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Num
 
-from analysis.pictures import axis_label, chosen_kind, visible_tokens
+from analysis.pictures import axis_label, chosen_kind, plot_series, visible_tokens
 from inference.outputs import Output, TokenProbability
 from inference.predict import Predictor
 from inference.predictions import Prediction
 from inference.text import TextModel
-from input_pipeline.tokenizer import SPACE, SPECIAL
+from input_pipeline.tokenizer import BOS, EOS, PAD, SPACE, SPECIAL, UNK
 from model.patches import patch_grid
 from runtime.errors import UserError
 from runtime.files import write_text
@@ -39,6 +39,7 @@ LARGEST = 2 ** 16 // STEPS  # the largest weight on the page, because multiples 
 MOST_TOKENS = 256  # maximum number of tokens of a row that are shown
 MOST_BYTES = 64_000_000  # a page of this size is full, because browsers are slow with larger pages
 ALTERNATIVES = 5
+ENDS = {SPECIAL[token] for token in (PAD, BOS, EOS)}  # an unknown token may be inside a word
 # How tokenizers write a byte, and how they write an invisible character.
 ENCODED = re.compile(rb'<0x([0-9A-F]{2})>|<U\+([0-9A-F]{4,5}|10[0-9A-F]{4})>')
 # Scripts without spaces between words: Thai to Burmese, Khmer, Chinese, Japanese. There, each piece is a word.
@@ -219,6 +220,8 @@ def _begins_word(previous: str, piece: str) -> bool:
         return True
     if set(previous) == {SPACE} or not _decoded([piece]).strip():
         return False
+    if piece == SPECIAL[UNK]:
+        return bool(UNSPACED.match(previous[-1:]))
     if byte := re.match('<0x([0-9A-F]{2})>', piece):
         return 0xE3 <= int(byte[1], 16) <= 0xE9  # the first byte of a Chinese or Japanese character
     return bool(UNSPACED.match(piece)) and not unicodedata.category(piece[0]).startswith('M')
@@ -226,7 +229,7 @@ def _begins_word(previous: str, piece: str) -> bool:
 
 def _apart(previous: str, piece: str) -> bool:
     """Returns whether there is white space between two pieces, or one of them is a start or end token."""
-    if piece in SPECIAL or previous in SPECIAL:
+    if piece in ENDS or previous in ENDS:
         return True
     if set(previous) == {SPACE}:  # the spaces belong to this word
         return False
@@ -279,7 +282,8 @@ def _deflated(weights: Float[np.ndarray, 'layer head t s']) -> str:
     """
     if not ((weights >= 0) & (weights <= LARGEST)).all():
         raise UserError(f'--explain shows weights from 0 to {LARGEST}, but this model has weights from '
-                        f'{weights.min():.3g} to {weights.max():.3g}. Remove the edit of the weights, or --explain')
+                        f'{weights.min():.3g} to {weights.max():.3g}. Remove the edit of the weights, use another '
+                        '--checkpoint if they are NaN, or remove --explain')
     steps = np.rint(weights.astype(np.float32) * STEPS).astype(np.uint16).ravel()
     return _base64(zlib.compress(np.concatenate([steps & 255, steps >> 8]).astype(np.uint8).tobytes()))
 
@@ -290,6 +294,14 @@ def _row(pieces: list[str]) -> dict[str, Any]:
 
 
 def _rounded(probability: float) -> float:
+    """Returns a probability with four digits.
+
+    Raises:
+      UserError: if the probability is NaN.
+    """
+    if math.isnan(probability):  # JSON has no NaN
+        raise UserError('--explain shows probabilities, but the probabilities of this model are NaN. Remove the edit '
+                        'of the model, use another --checkpoint, or remove --explain')
     return float(f'{probability:.4g}')
 
 
@@ -333,7 +345,7 @@ def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
         return file.getvalue()
     figure = Figure(figsize=(8, 2))
     axes = figure.add_axes((0, 0.02, 1, 0.96), frame_on=False)
-    axes.plot(np.arange(len(example)) + 0.5, example, linewidth=1.5)
-    axes.set(xlim=(0, len(example)), xticks=[], yticks=[])
+    plot_series(axes, example, linewidth=1.5)
+    axes.set(xticks=[], yticks=[])
     figure.savefig(file, dpi=120, transparent=True, format='png')
     return file.getvalue()

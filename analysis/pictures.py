@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Num
@@ -22,6 +22,7 @@ from runtime.errors import UserError
 from runtime.files import expanded
 
 if TYPE_CHECKING:  # imported in the functions that draw, because the import is slow
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 log = logging.getLogger('allyouneed.pictures')
@@ -292,6 +293,18 @@ def positions_figure(length: int | tuple[int, ...] = 100, d_model: int = 100) ->
     return figure
 
 
+def plot_series(axes: 'Axes', series: Num[np.ndarray, 'time channels'], **style: Any) -> None:
+    """Draws each channel of a series as a line, and each value between two missing values (NaN) as a dot.
+
+    `style` contains properties of the lines. Without the dots, values without a neighbouring value are invisible.
+    """
+    missing = np.pad(np.isnan(series), ((1, 1), (0, 0)), constant_values=True)
+    lines = axes.plot(np.arange(len(series)) + 0.5, series, **style)
+    for line, isolated in zip(lines, (missing[:-2] & missing[2:]).T, strict=True):
+        line.set(marker='o', markersize=4, markevery=isolated)
+    axes.set_xlim(0, len(series))
+
+
 def save_figure(figure: 'Figure', path: str | Path) -> None:
     """Writes a figure to a file. The ending of `path` is the format, such as .png (the default), .pdf or .svg.
 
@@ -340,10 +353,9 @@ def _over_image(axes, image, shade):
 
 def _over_series(axes, series, shade):
     from matplotlib.colors import LinearSegmentedColormap
-    axes.plot(np.arange(len(series)) + 0.5, series, linewidth=0.8, zorder=2)
+    plot_series(axes, series, linewidth=0.8, zorder=2)
     axes.set_xlabel('step of the series', fontsize=8)
     axes.set_ylabel('value', fontsize=8)
-    axes.set_xlim(0, len(series))
     if shade is None:
         return None
     # Shades without a hue, and none of them dark, so that the line of each channel is visible everywhere.

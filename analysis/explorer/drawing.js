@@ -7,7 +7,7 @@ function drawTokens() {
     const row = view.attention[side];
     $(side).replaceChildren(...view[side].flatMap((group, index) => {
       const made = tokenElement(side, group, index);
-      const special = row.special[group[1]];
+      const special = row.special.slice(group[1], group[2]).includes(true);
       made.classList.toggle('quiet', special || group[0] === BLANK);
       made.append(special ? isolated(group[0]) : group[0] || BLANK);  // isolated, because <s> must not determine the writing direction of the row
       const apart = row.apart[group[1]];
@@ -299,6 +299,11 @@ function patchBeyond(index, key) {
   return next < view.queries.length ? next : index;
 }
 
+function turnLayer(by) {
+  const layers = view.attention.shape[0];
+  choose({layer: (state.layer + by + layers) % layers, pinned: state.pinned});
+}
+
 function turnHead(by) {
   const heads = view.attention.shape[1];
   const place = state.head + 1 + by;  // MEAN is -1: places 0 to heads
@@ -311,7 +316,7 @@ function turnKind(by) {
 }
 
 const KEYS = {
-  l: by => choose({layer: state.layer + by, pinned: state.pinned}), h: turnHead, k: turnKind,
+  l: turnLayer, h: turnHead, k: turnKind,
   w: () => item().picture || choose({merged: !state.merged}), n: step, p: by => step(-by),
   t: () => turnTheme(), escape: () => pin(null), '/': () => $('filter').focus(),
 };
@@ -354,8 +359,8 @@ async function start() {
   $('theme').onclick = turnTheme;
   $('controls').onsubmit = event => event.preventDefault();
   $('matrix').onpointermove = event => point(cellAt(event));
-  $('matrix').onpointerdown = event => point(cellAt(event));
   $('matrix').onpointerleave = () => point(null);
+  $('matrix').onclick = event => point(cellAt(event));  // on a touch screen, a click follows pointerleave, so the cell stays chosen
   document.addEventListener('keydown', onKey);
   if (data.items.length) await show(0);
   $('theme').textContent = isDark() ? 'Light' : 'Dark';

@@ -122,7 +122,7 @@ function choose(changes) {
   Object.assign(state, {pinned: null, pointed: null}, changes);
   const attention = item().attention.find(each => each.kind === state.kind);
   const [layers, heads] = attention.shape;
-  state.layer = state.layer === null ? layers - 1 : (state.layer + layers) % layers;
+  state.layer = state.layer === null ? layers - 1 : clamp(state.layer, layers - 1);
   if (state.head >= heads || heads === 1) state.head = MEAN;
   const [queries, keys] = [groups(attention.queries, state.merged), groups(attention.keys, state.merged)];
   view = {attention, queries, keys, weights: table(attention, state.layer, state.head, queries, keys)};

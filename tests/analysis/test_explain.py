@@ -85,6 +85,8 @@ def example(number=1, text='one', pieces=('a', 'b')):
     (['▁=', '▁1', '<U+000A>', 'g', '(', '):<U+000A>', '<U+0009>return', '▁y'], ['=', '1', 'g():', 'return', 'y']),
     (['<U+000A>', '▁▁▁▁', '▁return', '▁', '▁y', '▁▁', '</s>'], ['', 'return', 'y', '', '</s>']),
     (['▁<0xE6><0x88>', '<0x91>', '喜<0xE6><0xAC>', '<0xA2>', '▁<0xF0><0x9F><0x98>', '<0x80>'], ['我', '喜欢', '😀']),
+    (['▁na', '<unk>', 've', '▁', '<unk>'], ['na<unk>ve', '<unk>']),
+    (['我', '<unk>', '猫'], ['我', '<unk>', '猫']),
     ([], []),
 ])
 def test_pieces_make_words(pieces, expected):
@@ -136,7 +138,16 @@ def test_pieces_are_apart_at_white_space_and_special_tokens(pieces, expected, tm
 def test_weights_that_the_page_cannot_show_are_refused(weight, tmp_path):
     explanation = example()
     explanation.attention[0].weights[0, 0, 0, 0] = weight
-    with pytest.raises(UserError, match='shows weights from 0 to 32, but this .* Remove the edit of the weights, or'):
+    with pytest.raises(UserError, match='shows weights from 0 to 32, but this .* Remove the edit of the weights, use '
+                                        'another --checkpoint if they are NaN, or'):
+        Page(tmp_path / 'page.html', '', 1).add(explanation)
+
+
+@pytest.mark.parametrize('prediction', [TokenProbability('a', np.nan, []), TokenProbability('a', 0.5, [('b', np.nan)])])
+def test_probabilities_that_are_nan_are_refused(prediction, tmp_path):
+    explanation = example()
+    explanation.predictions[0] = prediction
+    with pytest.raises(UserError, match='the probabilities of this model are NaN. Remove the edit'):
         Page(tmp_path / 'page.html', '', 1).add(explanation)
 
 
@@ -320,3 +331,10 @@ def test_a_picture_is_the_image():
     image[0, 0], image[0, 1] = 0, 255
     shown = matplotlib.image.imread(io.BytesIO(picture_of(image)))
     np.testing.assert_allclose(shown[..., :3], image / 255, atol=0.01)
+
+
+@pytest.mark.parametrize('values', [[1.0], [np.nan, 1.0, np.nan, 2.0]])
+def test_values_of_a_series_without_a_neighbouring_value_are_drawn(values):
+    shown = matplotlib.image.imread(io.BytesIO(picture_of(np.array(values)[:, None])))
+    drawn = shown[..., 3].any(axis=0).reshape(len(values), -1).any(axis=1)  # by step
+    np.testing.assert_array_equal(drawn, ~np.isnan(values))

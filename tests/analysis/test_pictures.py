@@ -77,6 +77,7 @@ def test_hidden_patches_of_a_series_are_no_queries(look, tokens):
     figure = answer_figure(Predictor(module, {}, form), Prediction(series, np.log([0.4, 0.6]), form), look,
                            {'encoder': weights})
     np.testing.assert_allclose(figure.axes[1].images[0].get_array(), expected[None])
+    assert np.flatnonzero(figure.axes[1].lines[0].get_markevery()) == [4]  # the only value without a neighbouring value
 
 
 def test_dollars_in_the_names_of_classes_are_no_formula(tmp_path):

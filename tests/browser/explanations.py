@@ -53,7 +53,7 @@ def browser():
     assert path, f'none of {", ".join(NAMES)} is installed: make test-browser installs it'
     PICTURES.mkdir(parents=True, exist_ok=True)
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path)
+        browser = driver.chromium.launch(executable_path=path, ignore_default_args=['--hide-scrollbars'])
         yield browser
         browser.close()
 

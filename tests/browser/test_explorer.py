@@ -138,6 +138,29 @@ def test_the_keyboard_reaches_everything(opened):
         assert page.locator('#theme').inner_text() == 'Light'
 
 
+def test_another_kind_keeps_the_layer_or_shows_the_last_layer(opened):
+    explanation = translation()
+    explanation.attention[1] = attention('encoder', SOURCE, SOURCE, ('source', 'source'), False, 1, layers=6)
+    with opened([explanation]) as page:
+        def after(*keys):
+            for key in keys:
+                page.keyboard.press(key)
+            return page.locator('#shown').inner_text().partition(',')[0]
+
+        assert after('k') == 'layer 3' and after('l', 'l') == 'layer 5'
+        assert after('k') == 'layer 3'  # the last layer of the decoder
+        assert after('l') == 'layer 1' and after('k') == 'layer 1'
+
+
+def test_a_tap_shows_the_weight_of_a_cell(opened):
+    explanation = translation()
+    with opened([explanation], has_touch=True) as page:
+        x, y = page.evaluate('(({left, top, cell}) => [left + cell * 2.5, top + cell * 1.5])(view.matrix)')
+        page.locator('#matrix').tap(position={'x': x, 'y': y})
+        weight = explanation.attention[0].weights[-1].mean(0)[1, 2]
+        assert share(page.locator('#cell .number').inner_text()) == pytest.approx(weight, abs=PRECISION)
+
+
 def test_a_page_without_explanations_has_nothing_to_show(opened):
     from playwright.sync_api import expect  # here, because other tests run without it
 
@@ -224,6 +247,15 @@ def test_a_long_text_on_a_phone_is_a_paragraph(opened):
         boxes = [token.bounding_box() for token in page.locator('#keys .token').all()]
         assert boxes[0]['y'] == boxes[1]['y']
         picture(page, 'paragraph')
+
+
+def test_a_scroll_bar_that_appears_while_the_page_is_drawn_does_not_wrap_rows_with_lines(opened):
+    """The longer row needs about 990 pixels. The page fits into 1,040 pixels until the matrix is drawn."""
+    for width in range(1001, 1031, 10):
+        with opened([translation()], width=width, height=1040) as page:
+            assert page.evaluate('document.documentElement.scrollHeight') > 1040
+            assert page.evaluate("""view.columns || ['queries', 'keys'].every(
+                side => $(side).clientHeight < 1.5 * parseFloat(getComputedStyle($(side)).lineHeight))""")
 
 
 def test_arrows_go_where_they_point_in_columns(opened):
@@ -339,6 +371,13 @@ def test_text_runs_as_its_script_does(opened):
         assert texts(page, '#keys .token') == ['我', '喜欢', '猫', '。', '</s>']
         assert texts(page, '#queries .token')[:2] == ['مرحبا', 'بالعالم']
         picture(page, 'arabic')
+
+
+def test_an_unknown_token_does_not_determine_the_writing_direction(opened):
+    with opened([translation(1, ['▁', '<unk>', '▁של', 'ום', '</s>'])]) as page:
+        for key in 'ww':
+            assert page.evaluate("getComputedStyle(document.getElementById('keys')).direction") == 'rtl'
+            page.keyboard.press(key)
 
 
 def test_text_that_is_a_program_does_nothing(opened):
