@@ -23,7 +23,7 @@ from model import Params
 from model.patches import patch_grid
 from run_directory.checkpoints import Checkpoints, checkpoint_options
 from run_directory.records import read_config
-from runtime.errors import UserError
+from runtime.errors import UserError, first_names
 from runtime.files import expanded
 
 DATA_AXES = {'vocab', 'position', 'patch'}  # axes of parameters whose sizes depend on the data, not on model options
@@ -125,8 +125,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
                            (random, 'initialised randomly'),
                            (sorted(saved), 'not used, because this model has no parameter with this name')):
         if names:
-            log.info('  %s: %s%s', meaning, ', '.join(names[:MAX_NAMES]),
-                     f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else '')
+            log.info('  %s: %s', meaning, first_names(names, MAX_NAMES))
     return initial
 
 
@@ -177,8 +176,7 @@ def _outputs(form: InputFormat, task: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _described(kind: str, names: tuple[str, ...]) -> str:
-    more = f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''
-    return f'the {kind} {", ".join(names[:MAX_NAMES])}{more}'
+    return f'the {kind} {first_names(names, MAX_NAMES)}'
 
 
 def _vocabularies(name: str, old: Mapping[str, Tokenizer],

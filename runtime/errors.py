@@ -129,6 +129,12 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f'Did you mean {", ".join(close)}?' if close else f'Use one of {", ".join(list(names)[:8])}'
 
 
+def first_names(names: Sequence[str], most: int) -> str:
+    """Returns the first `most` names, and the number of the remaining names, such as 'a, b and 3 more'."""
+    more = f' and {len(names) - most} more' if len(names) > most else ''
+    return ', '.join(names[:most]) + more
+
+
 def option_like(option: str, options: Iterable[str]) -> str:
     """Returns ': did you mean X?' for a misspelled option such as 'modle.num_layers', or '' if no option is similar.
 
