@@ -26,7 +26,7 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 from runtime import agreement
 from runtime.agreement import is_leader
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from runtime.preemption import STOPPED
 from runtime.rendezvous import Missing, meet
 
@@ -89,9 +89,9 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
             meet(host, port, count, number, patience)
         jax.distributed.initialize(**options, initialization_timeout=patience, heartbeat_timeout_seconds=HEARTBEAT)
     except (Missing, RuntimeError) as error:
-        _leave(f'a process of this job is missing: {_first_line(error)}. {RESUME}', STOPPED)
+        _leave(f'a process of this job is missing: {first_line(error)}. {RESUME}', STOPPED)
     except ValueError as error:
-        raise UserError(f'the processes of this job cannot connect: {_first_line(error)}. Check '
+        raise UserError(f'the processes of this job cannot connect: {first_line(error)}. Check '
                         '--coordinator_address, --num_processes and --process_id') from None
     with ending_together():
         check_devices()
@@ -151,9 +151,9 @@ def ending_together() -> Iterator[None]:
     except Exception as error:
         if global_state.client is not None:  # there are several processes
             if isinstance(error, Missing) or lost(error):
-                _leave(f'another process of this job is lost ({_first_line(error)}). {RESUME}', STOPPED)
+                _leave(f'another process of this job is lost ({first_line(error)}). {RESUME}', STOPPED)
             timer = threading.Timer(SHUTDOWN, _leave, [
-                f'the other processes have not ended {SHUTDOWN} s after this error: {_first_line(error)}', 2])
+                f'the other processes have not ended {SHUTDOWN} s after this error: {first_line(error)}', 2])
             timer.daemon = True
             timer.start()
             text = communication_error(error)
@@ -187,10 +187,6 @@ def _leave(reason: str, status: int) -> None:
         os._exit(status)  # even if stderr cannot be written
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).partition('\n')[0] or type(error).__name__
-
-
 def check_devices() -> None:
     """Raises UserError if JAX finds no device of the platform in JAX_PLATFORMS."""
     try:
@@ -198,7 +194,7 @@ def check_devices() -> None:
     except (AssertionError, RuntimeError) as error:  # AssertionError, without a message, if a plugin is missing
         if re.search('coordination|heartbeat|keyvalue', str(error), re.IGNORECASE):  # another process is lost
             raise
-        reason = str(error).partition('\n')[0] or 'JAX cannot use this platform'
+        reason = first_line(error) if str(error) else 'JAX cannot use this platform'
         raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {reason}. Set it to cpu, '
                         'or unset it') from None
 

@@ -16,7 +16,7 @@ from configs import recipes
 from configs.options import flatten, is_used
 from configs.tasks import METRICS, goodness
 from run_directory.records import CONFIG, EVALUATED, METRICS_FILE, damaged_metrics, no_run, tensorboard
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from runtime.files import expanded
 from runtime.process_setup import slow_imports
 
@@ -116,9 +116,8 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
         refuse_pipes(folder)
         parts = {name: count(part) for name, part in described(folder / 'state')['params'].items()}
     except Exception as error:  # Orbax does not document which exceptions it raises
-        reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
-        raise UserError(f'{folder} is damaged: {reason}. Move this folder to another place to show the run without '
-                        'this checkpoint') from error
+        raise UserError(f'{folder} is damaged: {first_line(error)}. Move this folder to another place to show the run '
+                        'without this checkpoint') from error
     return steps, [f'{sum(parts.values()):,} parameters: '
                    + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
 
