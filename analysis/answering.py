@@ -48,7 +48,7 @@ from run_directory.records import read_config
 from run_directory.trained import run_paths
 from runtime import STARTED
 from runtime.files import naming, open_output, write_text
-from runtime.resources import compile_time
+from runtime.resources import Stopwatch
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
 NOT_PRINTED = ('classes', 'confusion_matrix', 'by_step')  # only in the file, because they may have thousands of lines
@@ -142,7 +142,7 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
     search = with_all_hypotheses(options) if page else options
     unit = 'line' if request.documents == 'line' else 'document'
     report = Report(model, unit, scored=request.score and isinstance(model, Generator))
-    count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
+    count, stopwatch, start = 0, Stopwatch(), ''
     with open_output(request.output) as output, (
             open_output(request.alignments) if head else contextlib.nullcontext()) as aligned:
         for answers in answers_to(request, model, search):
@@ -159,12 +159,12 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
                 report.write()
                 report = Report(model, unit, scored=report.scored, first=count)
             start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
-                              f'{IMPORTED - STARTED:.1f}, opening the run {began - IMPORTED:.1f}, compiling the search '
-                              f'{compile_time.seconds - compiled_before:.1f}')
+                              f'{IMPORTED - STARTED:.1f}, opening the run {stopwatch.began - IMPORTED:.1f}, '
+                              f'compiling the search {stopwatch.read()[1]:.1f}')
     if start:
         log.info('%s', start)
     report.write()
-    seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
+    seconds, compiling = stopwatch.read()
     log.info('%d %ss in %.1f s: %.1f s of compilation, and %.1f %ss per second in the remaining time', count, unit,
              seconds, compiling, count / max(seconds - compiling, 1e-9), unit)
 
