@@ -128,6 +128,17 @@ def check_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=existing).close()
 
 
+def check_new_folder(folder: Path, name: str) -> None:
+    """Checks that `folder` does not exist or is empty, and that files can be written in it.
+
+    Raises:
+      UserError: if not. The message begins with `name`, the option that sets the folder.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f'{name}={folder} exists and is not empty. Use a new or an empty folder')
+    check_folder(folder)
+
+
 def _exists(path: Path) -> bool:
     """Returns whether a path exists. Unlike Path.exists, raises OSError if the path is invalid or not accessible."""
     try:
