@@ -39,7 +39,7 @@ from run_directory.records import EVALUATED
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded
 from runtime.locks import lock_directory
-from runtime.stopping import SAME_REQUEST
+from runtime.stopping import SAME_REQUEST, STOPPED
 
 if TYPE_CHECKING:  # the import of submitit is slow, and --help does not need it
     from runtime.executors import Executor, Job
@@ -140,7 +140,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     found the disk full, otherwise with status 75 if a job was interrupted, otherwise with status 1 if no run has
     --metric.
     """
-    from runtime.executors import FULL, INTERRUPTED, STOPPED
+    from runtime.executors import FULL, STOPPED_BY_SIGNAL
 
     runs = load_runs(directory)
     finished = {run.name for run in runs if run.finished_on(SPLIT.value)}
@@ -151,7 +151,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     progress = SweepProgress(runs, finished | failed, SPLIT.value, METRIC.value)
     statuses = run_jobs(executor, remaining, progress, len(jobs))
     full = [name for name, status in statuses.items() if status == FULL]
-    interrupted = [name for name, status in statuses.items() if status in STOPPED]
+    interrupted = [name for name, status in statuses.items() if status in STOPPED_BY_SIGNAL]
     if failures := [job.name for job in jobs if job.failure.exists() and job.name not in finished]:
         log.error('%d runs failed: %s. To run them again, add --retry_failed', len(failures), ' '.join(failures))
     if full:
@@ -164,7 +164,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     if failures or full or not (has_metric or interrupted):
         sys.exit(1)
     if interrupted:
-        sys.exit(INTERRUPTED)
+        sys.exit(STOPPED)
 
 
 def make_executor(directory: Path) -> 'Executor':
@@ -195,7 +195,7 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: SweepProgres
 
     Returns {name of the job: status}.
     """
-    from runtime.executors import FULL, STOPPED
+    from runtime.executors import FULL, STOPPED_BY_SIGNAL
 
     statuses = {}
 
@@ -220,7 +220,7 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: SweepProgres
                 if status == 0:
                     log.info('%d of %d: %s', ended, total,
                              ', '.join(filter(None, [f'{job.name} finished', progress.scores(job.name)])))
-                elif status in STOPPED:
+                elif status in STOPPED_BY_SIGNAL:
                     log.info('%d of %d: run %s was interrupted. The same command resumes the run',
                              ended, total, job.name)
                 elif status == FULL:

@@ -27,8 +27,8 @@ from jax.experimental.multihost_utils import sync_global_devices
 from runtime import agreement
 from runtime.agreement import is_leader
 from runtime.errors import UserError, first_line
-from runtime.preemption import STOPPED
 from runtime.rendezvous import Missing, meet
+from runtime.stopping import STOPPED
 
 HEARTBEAT = 60  # seconds without a heartbeat after which a process counts as lost
 SHUTDOWN = 20  # seconds that the shutdown of a process may take after an error

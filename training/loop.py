@@ -50,9 +50,10 @@ from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.files import expanded
 from runtime.memory import peak_resident
-from runtime.preemption import STOPPED, StopSignals
+from runtime.preemption import StopSignals
 from runtime.processes import ending_together, leader_first
 from runtime.resources import compile_time, memory
+from runtime.stopping import STOPPED
 from training.compiled import Compiled
 from training.curve import LiveCurve, in_notebook, log_shown
 from training.mesh import check_kernel
