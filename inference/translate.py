@@ -1,6 +1,5 @@
 """Translation of sentences with an encoder-decoder."""
 
-import functools
 import logging
 import math
 import sys
@@ -25,6 +24,7 @@ from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
 from model import Params
 from model.losses import Sums
 from runtime.errors import UserError
+from runtime.once import warn_once
 from runtime.resources import Stopwatch
 
 log = logging.getLogger('allyouneed.decode')
@@ -44,19 +44,14 @@ def note_on_case(config: ConfigDict) -> dict[str, str]:
         return {}
     note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references have '
             f'capitals. {", ".join(CASED)} count this difference as an error; the lowercased scores and ter do not')
-    _warn(note)
+    warn_once(note)
     return {'note': note}
 
 
 def warn_of_short_references(references: Sequence[str], config: ConfigDict) -> None:
     """Logs a warning if most references are too short for BLEU."""
     if warning := short_references_warning(references, config.data.target_lang):
-        _warn(warning)
-
-
-@functools.cache
-def _warn(note: str) -> None:
-    log.warning('%s', note)
+        warn_once(warning)
 
 
 class Translator(SearchModel):

@@ -28,10 +28,11 @@ from input_pipeline.input_format import (
 )
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
 from input_pipeline.sources import source_of
-from input_pipeline.splits import HeldOut, Parts, key, log_once, warn_once
+from input_pipeline.splits import HeldOut, Parts, key
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError, did_you_mean, first_names
 from runtime.files import expanded
+from runtime.once import log_once, warn_once
 
 MOST_CLASSES = 100_000
 

@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Int, Num
 
 from input_pipeline.input_format import is_name
-from input_pipeline.splits import key, warn_once
+from input_pipeline.splits import key
 from runtime.errors import first_names
+from runtime.once import warn_once
 
 MAX_NAMES = 5  # largest number of names in a message
 

@@ -11,9 +11,10 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps
 
 from input_pipeline.examples import MAX_NAMES, Examples
-from input_pipeline.splits import key, log_once
+from input_pipeline.splits import key
 from runtime.errors import UserError, first_names
 from runtime.files import files_in
+from runtime.once import log_once
 
 SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 GREY = ('1', 'L', 'LA')  # Pillow's modes of greyscale images

@@ -2,9 +2,7 @@
 
 import bisect
 import dataclasses
-import functools
 import hashlib
-import logging
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -13,10 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from runtime.errors import UserError, did_you_mean
+from runtime.once import log_once
 
 SPLITS = ('train', 'validation', 'test')
-
-log = logging.getLogger('allyouneed.data')
 
 
 def sets_to_test(data: ConfigDict) -> list[str]:
@@ -168,18 +165,6 @@ class HeldOut:
         """Returns whether an example with this key is held out."""
         place = np.searchsorted(self._held_out, np.uint64(key))
         return bool((self._held_out[place:place + 1] == np.uint64(key)).any())
-
-
-@functools.cache
-def log_once(message: str) -> None:
-    """Logs a message only once per process, because data is opened twice: for the checks and for training."""
-    log.info('%s', message)
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    """Logs a warning only once per process, because data is opened twice: for the checks and for training."""
-    log.warning('%s', message)
 
 
 def key(content: bytes) -> int:
