@@ -96,15 +96,7 @@ def main() -> None:
     recipe = config_flags.get_config_filename(flags.FLAGS['config'])
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
         raise UserError(f'--split={SPLIT.value} consists of {len(splits)} test sets. Use one of {", ".join(splits)}')
-    metric, task = METRIC.value or '', TASKS[config.task]
-    if metric and not is_metric(metric):
-        near = did_you_mean(metric, METRIC_NAMES)
-        raise UserError(f'--metric={metric}: there is no such metric'
-                        f'{near or ". Use for example " + ", ".join(task.metrics)}')
-    name = metric.removeprefix('train_').removeprefix(EVALUATED)
-    if name in METRICS and name not in (*task.metrics, *task.scores):
-        raise UserError(f'--metric={metric}: runs of task={config.task} do not have this metric. Use for example '
-                        f'{", ".join(task.metrics)}')
+    check_metric(config.task)
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
@@ -131,6 +123,19 @@ def main() -> None:
     with lock_directory(directory, f'{LOGS}/lock', 'sweeps', waiting=waiting, inheritable=True):
         claim()  # another sweep.py that started at the same time may have claimed the directory for other runs
         run_and_report(directory, jobs, executor)
+
+
+def check_metric(task_name: str) -> None:
+    """Raises UserError if --metric is misspelled, or runs of the task do not have this metric."""
+    metric, task = METRIC.value or '', TASKS[task_name]
+    if metric and not is_metric(metric):
+        near = did_you_mean(metric, METRIC_NAMES)
+        raise UserError(f'--metric={metric}: there is no such metric'
+                        f'{near or ". Use for example " + ", ".join(task.metrics)}')
+    name = metric.removeprefix('train_').removeprefix(EVALUATED)
+    if name in METRICS and name not in (*task.metrics, *task.scores):
+        raise UserError(f'--metric={metric}: runs of task={task_name} do not have this metric. Use for example '
+                        f'{", ".join(task.metrics)}')
 
 
 def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor') -> None:

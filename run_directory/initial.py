@@ -119,14 +119,20 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
         raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run does not fit this '
                         f'model: {"; ".join(mismatched[:MAX_NAMES]) or "no parameter has the same name"}. Use the '
                         f'model options of that run: --config=configs/fine_tune.py:{path}')
-    log.info('initialised %d of %d arrays (%s parameters) from %s, step %s', len(initial), len(initial) + len(random),
-             f'{sum(map(_count, initial.values())):,}', path, ', '.join(map(str, steps)))
+    _log_origins(f'{path}, step {", ".join(map(str, steps))}', initial, partial, random, sorted(saved))
+    return initial
+
+
+def _log_origins(origin: str, initial: Mapping[str, InitialValues], partial: Sequence[str], random: Sequence[str],
+                 unused: Sequence[str]) -> None:
+    """Logs how many arrays are taken from the run `origin`, and which arrays are taken only in part or not at all."""
+    log.info('initialised %d of %d arrays (%s parameters) from %s', len(initial), len(initial) + len(random),
+             f'{sum(map(_count, initial.values())):,}', origin)
     for names, meaning in ((partial, 'initialised only in the rows that both runs have'),
                            (random, 'initialised randomly'),
-                           (sorted(saved), 'not used, because this model has no parameter with this name')):
+                           (unused, 'not used, because this model has no parameter with this name')):
         if names:
             log.info('  %s: %s', meaning, first_names(names, MAX_NAMES))
-    return initial
 
 
 def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:

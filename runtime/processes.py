@@ -73,13 +73,7 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         raise UserError(f'{", ".join(missing)} is missing. Set all of the three flags {", ".join(flags)}, or none of '
                         'them. Every process needs its own --process_id')
     else:
-        parts = re.fullmatch(r'(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})', address)
-        if not parts or not 0 < int(parts[2]) < 65536:
-            raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0, such as node1:1234. '
-                            'Write an IPv6 address as [ADDRESS]:PORT')
-        host, port = parts[1].strip('[]'), int(parts[2])
-        if not 0 <= number < count:
-            raise UserError(f'--process_id={number} must be from 0 to {count - 1}, because --num_processes={count}')
+        host, port = _checked_address(address, count, number)
         options = {'coordinator_address': address, 'num_processes': count, 'process_id': number,
                    'cluster_detection_method': 'deactivate'}
         log.info('process %d of %d joins the job at %s', number, count, address)
@@ -105,6 +99,17 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         # Gloo fails if the processes begin their first collective operation more than 30 s apart. Later operations have
         # no such limit.
         sync_global_devices('the start')
+
+
+def _checked_address(address: str, count: int, number: int) -> tuple[str, int]:
+    """Returns (host, port) of the address HOST:PORT. Raises UserError if an argument of `connect` is not allowed."""
+    parts = re.fullmatch(r'(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})', address)
+    if not parts or not 0 < int(parts[2]) < 65536:
+        raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0, such as node1:1234. Write an '
+                        'IPv6 address as [ADDRESS]:PORT')
+    if not 0 <= number < count:
+        raise UserError(f'--process_id={number} must be from 0 to {count - 1}, because --num_processes={count}')
+    return parts[1].strip('[]'), int(parts[2])
 
 
 def refuse_unequal_devices() -> None:
