@@ -170,7 +170,7 @@ class RunDirectory:
 
         A teacher also differs from no teacher. An imported run that has not been trained yet may get any teacher.
         """
-        if not self.resumed or not self._inputs_recorded():
+        if not self.resumed or not has_fingerprints(self.path):
             return
         path, now = self.path / KEPT / TEACHER, _arrays(objective)
         before = read_json(path, RESTORE) if path.exists() else {}
@@ -188,7 +188,7 @@ class RunDirectory:
         A run that was imported gets the fingerprints of its data when it is first trained.
         """
         if self.resumed:
-            from_leader('the fingerprints', lambda: None if self._inputs_recorded() else self._record_inputs(
+            from_leader('the fingerprints', lambda: None if has_fingerprints(self.path) else self._record_inputs(
                 data, objective))
             self._record_changes(config)
             # The first training of an imported run has chosen the precision of products (MEASURED).
@@ -248,10 +248,6 @@ class RunDirectory:
             write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')
         write_text(self.path / KEPT / FINGERPRINTS,
                    json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
-
-    def _inputs_recorded(self) -> bool:
-        """Returns whether the run has the fingerprints of its data. Imported runs have none before training."""
-        return has_fingerprints(self.path)
 
     def _record_changes(self, config: ConfigDict) -> None:
         def record():
