@@ -18,15 +18,7 @@ from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
 from input_pipeline.forecasting import SeriesWindows, open_series
 from input_pipeline.input_format import InputFormat
-from input_pipeline.kept_data import (
-    AS_WRITTEN,
-    KEPT,
-    SIZES,
-    contradiction,
-    load_sizes,
-    load_tokenizers,
-    save_kept_data,
-)
+from input_pipeline.kept_data import KEPT, SIZES, contradiction, load_sizes, load_tokenizers, save_kept_data
 from input_pipeline.links import Links
 from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
@@ -38,6 +30,7 @@ from input_pipeline.tokenizer import Tokenizer, VocabularyTooLarge
 from input_pipeline.windows import WindowPlan
 from runtime.cache import cache_folder
 from runtime.errors import UserError
+from runtime.files import RESTORE
 
 VOCAB_SIZE = 'data.tokenizer.vocab_size'
 
@@ -121,9 +114,9 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
     """
     sizes, data = load_sizes(run / KEPT), DATA[TASKS[task].data]
     if missing := data.needed - sizes.keys():
-        raise UserError(f'{run / KEPT / SIZES} has no entry {min(missing)}. {AS_WRITTEN}')
+        raise UserError(f'{run / KEPT / SIZES} has no entry {min(missing)}. {RESTORE}')
     if issubclass(data, ExampleData) and (wrong := contradiction(sizes, data.labelled, task)):
-        raise UserError(f'{run / KEPT / SIZES}: {wrong}. {AS_WRITTEN}')
+        raise UserError(f'{run / KEPT / SIZES}: {wrong}. {RESTORE}')
     return sizes
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from input_pipeline.data import Data
 from input_pipeline.kept_data import KEPT
-from run_directory.records import RESTORE
 from runtime.errors import UserError, first_names
-from runtime.files import read_json
+from runtime.files import RESTORE, read_json
 
 FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
 SPLITS = ('train', 'validation')  # the splits that training reads

@@ -29,7 +29,6 @@ from run_directory.records import (
     LOWERED,
     MEASURED,
     METRICS_FILE,
-    RESTORE,
     finished_at,
     finished_message,
     lowered_options,
@@ -37,7 +36,7 @@ from run_directory.records import (
 )
 from runtime.agreement import different, exchange, from_leader
 from runtime.errors import UserError
-from runtime.files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
+from runtime.files import RESTORE, check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
 from runtime.locks import lock_directory
 from runtime.rendezvous import listed
 

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from runtime.errors import UserError
 
 PARTIAL = '.partial'  # suffix of an incomplete file that the user may want to keep
+RESTORE = 'Restore the file from a copy of the run'  # advice for a damaged file of a run, see `read_json`
 
 log = logging.getLogger('allyouneed.files')
 
