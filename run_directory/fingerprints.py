@@ -11,7 +11,7 @@ from runtime.errors import UserError, first_names
 from runtime.files import RESTORE, read_json
 
 FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
-SPLITS = ('train', 'validation')  # the splits that training reads
+TRAINING_SPLITS = ('train', 'validation')  # the splits that training reads
 MOST_NAMES = 12  # maximum number of files in a message
 
 
@@ -21,7 +21,7 @@ def has_fingerprints(workdir: Path) -> bool:
     The folder of an imported model has none before the model is trained further.
     """
     path = workdir / KEPT / FINGERPRINTS
-    return path.is_file() and read_json(path, RESTORE).keys() >= {*SPLITS}
+    return path.is_file() and read_json(path, RESTORE).keys() >= {*TRAINING_SPLITS}
 
 
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
