@@ -5,7 +5,6 @@ the parameters.
 """
 
 import importlib
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +104,7 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
       UserError: if the checkpoint is damaged.
     """
     with slow_imports():  # of Orbax, which --help does not need
+        from model import parameter_count
         from run_directory.checkpoints import Checkpoints, described
         from run_directory.damage import refuse_pipes
 
@@ -114,17 +114,12 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
     folder = workdir / 'checkpoints' / str(steps[-1])
     try:
         refuse_pipes(folder)
-        parts = {name: count(part) for name, part in described(folder / 'state')['params'].items()}
+        parts = {name: parameter_count(part) for name, part in described(folder / 'state')['params'].items()}
     except Exception as error:  # Orbax does not document which exceptions it raises
         raise UserError(f'{folder} is damaged: {first_line(error)}. Move this folder to another place to show the run '
                         'without this checkpoint') from error
     return steps, [f'{sum(parts.values()):,} parameters: '
                    + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
-
-
-def count(tree: Any) -> int:
-    """Returns the number of elements in the arrays of a tree. The leaves of the tree are shapes."""
-    return sum(map(count, tree.values())) if isinstance(tree, dict) else math.prod(tree.shape)
 
 
 def progress_lines(run: RunRecord) -> Iterator[str]:
