@@ -202,10 +202,9 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
     return paths
 
 
-def plain_or_gz(base: Path, suffix: str) -> Path | None:
-    """Returns the path BASE.SUFFIX or BASE.SUFFIX.gz, or None if neither file exists."""
-    files = (Path(f'{base}.{suffix}{gz}') for gz in ('', '.gz'))
-    return next((file for file in files if os.path.isfile(file)), None)
+def plain_or_gz(path: Path) -> Path | None:
+    """Returns `path` or PATH.gz, or None if neither file exists."""
+    return next((file for file in (path, Path(f'{path}.gz')) if os.path.isfile(file)), None)
 
 
 def sha256(path: Path) -> str:
