@@ -39,7 +39,7 @@ from run_directory.records import EVALUATED
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded
 from runtime.locks import lock_directory
-from runtime.stopping import SAME_REQUEST
+from runtime.stopping import SAME_REQUEST, STOPPED
 
 if TYPE_CHECKING:  # the import of submitit is slow, and --help does not need it
     from runtime.executors import Executor, Job
@@ -96,15 +96,7 @@ def main() -> None:
     recipe = config_flags.get_config_filename(flags.FLAGS['config'])
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
         raise UserError(f'--split={SPLIT.value} consists of {len(splits)} test sets. Use one of {", ".join(splits)}')
-    metric, task = METRIC.value or '', TASKS[config.task]
-    if metric and not is_metric(metric):
-        near = did_you_mean(metric, METRIC_NAMES)
-        raise UserError(f'--metric={metric}: there is no such metric'
-                        f'{near or ". Use for example " + ", ".join(task.metrics)}')
-    name = metric.removeprefix('train_').removeprefix(EVALUATED)
-    if name in METRICS and name not in (*task.metrics, *task.scores):
-        raise UserError(f'--metric={metric}: runs of task={config.task} do not have this metric. Use for example '
-                        f'{", ".join(task.metrics)}')
+    check_metric(config.task)
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
@@ -136,6 +128,19 @@ def main() -> None:
         run_and_report(directory, jobs, executor)
 
 
+def check_metric(task_name: str) -> None:
+    """Raises UserError if --metric is misspelled, or runs of the task do not have this metric."""
+    metric, task = METRIC.value or '', TASKS[task_name]
+    if metric and not is_metric(metric):
+        near = did_you_mean(metric, METRIC_NAMES)
+        raise UserError(f'--metric={metric}: there is no such metric'
+                        f'{near or ". Use for example " + ", ".join(task.metrics)}')
+    name = metric.removeprefix('train_').removeprefix(EVALUATED)
+    if name in METRICS and name not in (*task.metrics, *task.scores):
+        raise UserError(f'--metric={metric}: runs of task={task_name} do not have this metric. Use for example '
+                        f'{", ".join(task.metrics)}')
+
+
 def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor') -> None:
     """Runs the jobs that are not finished, and reports the results.
 
@@ -143,7 +148,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     found the disk full, otherwise with status 75 if a job was interrupted, otherwise with status 1 if no run has
     --metric.
     """
-    from runtime.executors import FULL, INTERRUPTED, STOPPED
+    from runtime.executors import FULL, STOPPED_BY_SIGNAL
 
     runs = load_runs(directory)
     finished = {run.name for run in runs if run.finished_on(SPLIT.value)}
@@ -154,7 +159,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     progress = SweepProgress(runs, finished | failed, SPLIT.value, METRIC.value)
     statuses = run_jobs(executor, remaining, progress, len(jobs))
     full = [name for name, status in statuses.items() if status == FULL]
-    interrupted = [name for name, status in statuses.items() if status in STOPPED]
+    interrupted = [name for name, status in statuses.items() if status in STOPPED_BY_SIGNAL]
     if failures := [job.name for job in jobs if job.failure.exists() and job.name not in finished]:
         log.error('%d runs failed: %s. To run them again, add --retry_failed', len(failures), ' '.join(failures))
     if full:
@@ -167,7 +172,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
     if failures or full or not (has_metric or interrupted):
         sys.exit(1)
     if interrupted:
-        sys.exit(INTERRUPTED)
+        sys.exit(STOPPED)
 
 
 def make_executor(directory: Path) -> 'Executor':
@@ -198,7 +203,7 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: SweepProgres
 
     Returns {name of the job: status}.
     """
-    from runtime.executors import FULL, STOPPED
+    from runtime.executors import FULL, STOPPED_BY_SIGNAL
 
     statuses = {}
 
@@ -223,7 +228,7 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: SweepProgres
                 if status == 0:
                     log.info('%d of %d: %s', ended, total,
                              ', '.join(filter(None, [f'{job.name} finished', progress.scores(job.name)])))
-                elif status in STOPPED:
+                elif status in STOPPED_BY_SIGNAL:
                     log.info('%d of %d: run %s was interrupted. The same command resumes the run',
                              ended, total, job.name)
                 elif status == FULL:

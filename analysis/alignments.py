@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from configs.rules import cross_head
+from configs.rules import cross_head, default_cross_head
 from inference.outputs import Output
 from inference.run import Run
 from inference.translate import Translator
@@ -93,14 +93,13 @@ def best_head(run: Run, sentences: int = SENTENCES) -> Head:
     """Returns the head with the least alignment error rate on the first references of the validation split.
 
     Pairs that are too long for the model and the search options of the run are skipped. If there are no gold links
-    (`_gold_pairs`), or no pair remains, returns the mean of the heads of the second-to-last layer, with shift 'output'
-    (Garg et al. 2019, arXiv:1909.02074).
+    (`_gold_pairs`), or no pair remains, returns `default_cross_head`, with shift 'output'.
     """
     model: Any = run.model
     fitting = [(pair, links) for pair, links in _gold_pairs(run, sentences)
                if model.reads_whole(pair[0]) and model.scores_whole(pair[1], run.options)]
     if not fitting:
-        return Head(max(0, _cross_shape(model)[0] - 2))
+        return Head(*default_cross_head(_cross_shape(model)[0]))
     pairs, links = zip(*fitting, strict=True)
     rates = error_rates(model, model.forced_all(pairs, run.options), links)
     return min(rates, key=lambda choice: rates[choice])

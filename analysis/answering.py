@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from run_directory.records import read_config
 from run_directory.trained import run_paths
 from runtime import STARTED
 from runtime.files import naming, open_output, write_text
-from runtime.resources import compile_time
+from runtime.resources import Stopwatch
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
 NOT_PRINTED = ('classes', 'confusion_matrix', 'by_step')  # only in the file, because they may have thousands of lines
@@ -142,7 +142,7 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
     search = with_all_hypotheses(options) if page else options
     unit = 'line' if request.documents == 'line' else 'document'
     report = Report(model, unit, scored=request.score and isinstance(model, Generator))
-    count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
+    count, stopwatch, start = 0, Stopwatch(), ''
     with open_output(request.output) as output, (
             open_output(request.alignments) if head else contextlib.nullcontext()) as aligned:
         for answers in answers_to(request, model, search):
@@ -159,12 +159,12 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
                 report.write()
                 report = Report(model, unit, scored=report.scored, first=count)
             start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
-                              f'{IMPORTED - STARTED:.1f}, opening the run {began - IMPORTED:.1f}, compiling the search '
-                              f'{compile_time.seconds - compiled_before:.1f}')
+                              f'{IMPORTED - STARTED:.1f}, opening the run {stopwatch.began - IMPORTED:.1f}, '
+                              f'compiling the search {stopwatch.read()[1]:.1f}')
     if start:
         log.info('%s', start)
     report.write()
-    seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
+    seconds, compiling = stopwatch.read()
     log.info('%d %ss in %.1f s: %.1f s of compilation, and %.1f %ss per second in the remaining time', count, unit,
              seconds, compiling, count / max(seconds - compiling, 1e-9), unit)
 
@@ -212,8 +212,8 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
     if report.scored:
         line |= report.scores(answer)
     if request.attention and weights is not None:
-        line['attention'] = weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
-    return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
+        line['attention'] = weights_of(request, weights)
+    return json_line(line)
 
 
 def scored_entries(request: Request, model: TextModel) -> Sequence[str]:
@@ -246,9 +246,18 @@ def predicted_json(request: Request, model: Predictor, prediction: Prediction) -
     """Returns a line of --format=jsonl for an image or a series."""
     line = prediction.as_json(request.search['n_best'] or 1)
     if request.attention:
-        weights = model.attention(prediction)
-        line['attention'] = weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
-    return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS) + '\n'
+        line['attention'] = weights_of(request, model.attention(prediction))
+    return json_line(line) + '\n'
+
+
+def weights_of(request: Request, weights: Mapping[str, np.ndarray]) -> list[Any]:
+    """Returns the attention weights of the kind that --look selects, as JSON."""
+    return weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
+
+
+def json_line(entries: dict[str, Any]) -> str:
+    """Returns one line of JSON, without the end of the line."""
+    return json.dumps(entries, ensure_ascii=False).translate(LINE_ENDS)
 
 
 def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
@@ -312,20 +321,27 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     name = results_name(split, run.workdirs, request.edits_model)
     write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
     write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
-    if not (page or request.draws_attention):
-        return results
-    if isinstance(run.model, Predictor):
-        count = max(request.picture_count if request.draws_attention else 0, request.explain_count if page else 0)
-        predictions = run.model.predict_raw(data.arrays.prepared(split, run.model.form)[:count], options.batch_size)
-        draw_examples(request, run.model, predictions)
-        explain_examples(run.model, predictions, page, map(run.model.named_target, data.arrays.targets(split)))
-        if request.draws_attention and run.model.classes:
-            path = Path(request.pictures or '') / f'confusion_{name}.png'
-            save_figure(confusion_figure(results['confusion_matrix'], run.model.classes), path)
-            log.info('%s', path)
-    else:
-        explain_split(request, run.model, data, split, options, page)
+    if page or request.draws_attention:
+        show_split(request, run, data, split, options, page, results)
     return results
+
+
+def show_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
+               results: dict[str, Any]) -> None:
+    """Draws and explains the first examples of a split. Also draws the confusion matrix of a classifier."""
+    model = run.model
+    if not isinstance(model, Predictor):
+        explain_split(request, model, data, split, options, page)
+        return
+    count = max(request.picture_count if request.draws_attention else 0, request.explain_count if page else 0)
+    predictions = model.predict_raw(data.arrays.prepared(split, model.form)[:count], options.batch_size)
+    draw_examples(request, model, predictions)
+    explain_examples(model, predictions, page, map(model.named_target, data.arrays.targets(split)))
+    if request.draws_attention and model.classes:
+        name = results_name(split, run.workdirs, request.edits_model)
+        path = Path(request.pictures or '') / f'confusion_{name}.png'
+        save_figure(confusion_figure(results['confusion_matrix'], model.classes), path)
+        log.info('%s', path)
 
 
 def as_text(results: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from inference.run import Run
 from inference.text import TextModel
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, Tokenizer
-from model.places import Editor, observing
+from model.places import ChangeOf, observing
 from runtime.errors import UserError
 
 PROGRAMS = 32  # maximum number of functions that `compiled` keeps
@@ -120,7 +120,7 @@ def compiled(function: Callable[..., Any], module: Any, *static: Any) -> Callabl
     return jax.jit(functools.partial(function, module, *static))
 
 
-def teacher_forced(module: Any, params: Any, inputs: Mapping[str, Array], edit: Editor | None = None,
+def teacher_forced(module: Any, params: Any, inputs: Mapping[str, Array], edit: ChangeOf | None = None,
                    read: Callable[[str], bool] | None = None) -> tuple[Float[Array, 'rows length vocab'],
                                                                        dict[str, Array]]:
     """Runs a forward pass with edits. Returns the log-probabilities of all tokens, and {place: captured value}.

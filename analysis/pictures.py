@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -20,12 +19,11 @@ from input_pipeline.input_format import visible_steps
 from model.patches import grid_sinusoids, patch_grid, visible_patches
 from runtime.errors import UserError
 from runtime.files import expanded
+from runtime.once import warn_once
 
 if TYPE_CHECKING:  # imported in the functions that draw, because the import is slow
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-log = logging.getLogger('allyouneed.pictures')
 
 BOX = '\u25a1'  # is drawn for a character that no font has
 MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
@@ -375,7 +373,9 @@ def _printable(text: str) -> str:
     shown = ''.join(character if character.isprintable() else f'U+{ord(character):04X}' for character in text)
     for character in set(shown):
         if not _family(character):
-            _warn_of_boxes()
+            warn_once(f'pictures show a box ({BOX}) in place of each character that no installed font has. Install '
+                      'fonts for the language, such as Noto, or use decode.py --explain: its page uses the fonts of '
+                      'the browser')
             shown = shown.replace(character, BOX)
     return shown.replace('$', r'\$')  # a dollar would be the start of a formula
 
@@ -420,9 +420,3 @@ def _installed_families() -> dict[int, str]:
         with contextlib.suppress(OSError, RuntimeError):  # a file that was removed or is damaged
             families.update(dict.fromkeys(FT2Font(files[family]).get_charmap(), family))
     return families
-
-
-@functools.cache
-def _warn_of_boxes() -> None:
-    log.warning('pictures show a box (%s) in place of each character that no installed font has. Install fonts for the '
-                'language, such as Noto, or use decode.py --explain: its page uses the fonts of the browser', BOX)

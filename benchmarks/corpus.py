@@ -32,8 +32,7 @@ from input_pipeline.batches import ALL, BatchPlan, Part, prefetch
 from input_pipeline.sources import BuiltinCorpus, TextCorpus
 from input_pipeline.stores import SIDES, write_pairs
 from input_pipeline.token_store import open_store, tokenizers_for
-from runtime.errors import UserError
-from runtime.files import expanded
+from runtime.files import check_new_folder, expanded
 
 PAIRS = flags.DEFINE_integer('pairs', 500_000, 'The number of pairs. Fewer than 20,000 may be too few for '
                              'the vocabulary.', lower_bound=1)
@@ -48,8 +47,8 @@ FOLDER = flags.DEFINE_string('folder', None, 'A new or an empty folder for the t
 
 def main() -> None:
     folder = expanded(FOLDER.value) if FOLDER.value else None
-    if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'--folder={folder} exists and is not empty. Use a new or an empty folder')
+    if folder:
+        check_new_folder(folder, '--folder')
     with tempfile.TemporaryDirectory() as temporary:
         measure(folder or Path(temporary))
 

@@ -59,7 +59,7 @@ from command_line import run_script
 from run_directory.checkpoints import open_checkpoints
 from runtime.errors import UserError
 from runtime.files import expanded, write_text
-from runtime.preemption import STOPPED
+from runtime.stopping import STOPPED
 
 ROOT = Path(__file__).parents[1]
 STEPS, EVERY = 40, 10  # the steps of a run, and the steps between checkpoints

@@ -40,6 +40,14 @@ def cross_head(name: str, layers: int, heads: int) -> tuple[int, int | None] | N
     return numbers[0] - 1, None if head == 'mean' else numbers[1] - 1
 
 
+def default_cross_head(layers: int) -> tuple[int, None]:
+    """Returns the layer and the head for alignments if none is selected: the mean of the second-to-last layer's heads.
+
+    Garg et al. 2019 (arXiv:1909.02074) found the best alignments in this layer. The result is as in `cross_head`.
+    """
+    return max(0, layers - 2), None
+
+
 def warmup_steps(optimizer: ConfigDict | Mapping[str, Any], steps: int) -> int:
     """Returns the number of steps of warm-up in a training of `steps` steps. `optimizer` is config.optimizer.
 

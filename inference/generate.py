@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from model import Params
 from model.evaluation import eval_step, evaluate, forward, supervised
 from model.losses import Sums, cross_entropy
 from runtime.errors import UserError
-from runtime.resources import compile_time
+from runtime.resources import Stopwatch
 
 log = logging.getLogger('allyouneed.decode')
 
@@ -170,16 +169,15 @@ class Generator(SearchModel):
                 unknown += int(np.sum(batch['targets'] == UNK))
                 yield batch
 
-        began, compiled_before = time.perf_counter(), compile_time.seconds
+        stopwatch = Stopwatch()
         sums = evaluate(step, self.params, batches())
-        seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
+        speed = stopwatch.speed(float(sums.tokens))
         samples = [output.text for output in self.generate([self.opening(config.data)] * SAMPLES, options)]
         scores = text_scores(-float(sums.others['nll']), int(sums.tokens), plan.characters, plan.bytes)
         results = sums.means() | {
             'n': int(sums.tokens), 'bits_per_character': scores['bits_per_character'],
             'bits_per_byte': scores['bits_per_byte'], 'characters': plan.characters, 'bytes': plan.bytes,
-            'seconds': seconds, 'compile_seconds': compiling,
-            'tokens_per_second': float(sums.tokens) / max(seconds - compiling, 1e-9), 'samples': samples}
+            **speed, 'samples': samples}
         if unknown:
             results['unknown_tokens'] = unknown
             log.warning('%s: %d of %d tokens are <unk>, because the vocabulary does not have their characters. Do not '

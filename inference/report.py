@@ -10,6 +10,7 @@ from inference.outputs import Output
 from inference.scores import change_warning, text_scores
 from inference.text import TextModel
 from input_pipeline.tokenizer import UNK
+from runtime.errors import first_names
 
 log = logging.getLogger('allyouneed.decode')
 
@@ -90,10 +91,9 @@ class Report:
             return f'{count} {"tokens" if count > 1 else "token"} of the input {"are" if count > 1 else "is"} <unk>, ' \
                    f'the first in {self._place}'
         total, several = self._unknown.total(), self._unknown.total() > 1
-        shown = ', '.join(f'{character!r} ({count})' for character, count in self._unknown.most_common(SHOWN))
-        more = f' and {len(self._unknown) - SHOWN} more' if len(self._unknown) > SHOWN else ''
+        shown = first_names([f'{character!r} ({count})' for character, count in self._unknown.most_common()], SHOWN)
         return (f'{total} character{"s" if several else ""} of the input {"are" if several else "is"} not in the '
-                f'vocabulary, and the model reads {"them" if several else "it"} as <unk>: {shown}{more}. The first is '
+                f'vocabulary, and the model reads {"them" if several else "it"} as <unk>: {shown}. The first is '
                 f'{self._place}. Replace the characters, or train with text that contains them')
 
     def _count_unknown(self, text: str, tokens: Sequence[int], side: str) -> None:

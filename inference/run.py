@@ -36,7 +36,7 @@ from model.build import build_model
 from model.places import EDITS, Observed
 from run_directory.trained import TrainedModel, parts_of_one_run
 from runtime.cache import cache_folder, use_compilation_cache
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from runtime.files import expanded
 from runtime.processes import check_devices
 
@@ -274,7 +274,7 @@ class Run:
         try:
             list_places(run.model)
         except ValueError as error:  # a function returned a value of another shape
-            raise UserError(str(error).splitlines()[0]) from None
+            raise UserError(first_line(error)) from None
         return run
 
     def _answerer(self, module: nn.Module, params: Any) -> Any:

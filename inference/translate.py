@@ -1,10 +1,8 @@
 """Translation of sentences with an encoder-decoder."""
 
-import functools
 import logging
 import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +24,8 @@ from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
 from model import Params
 from model.losses import Sums
 from runtime.errors import UserError
-from runtime.resources import compile_time
+from runtime.once import warn_once
+from runtime.resources import Stopwatch
 
 log = logging.getLogger('allyouneed.decode')
 END = '</s>'  # the end token in lists of pieces
@@ -45,19 +44,14 @@ def note_on_case(config: ConfigDict) -> dict[str, str]:
         return {}
     note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references have '
             f'capitals. {", ".join(CASED)} count this difference as an error; the lowercased scores and ter do not')
-    _warn(note)
+    warn_once(note)
     return {'note': note}
 
 
 def warn_of_short_references(references: Sequence[str], config: ConfigDict) -> None:
     """Logs a warning if most references are too short for BLEU."""
     if warning := short_references_warning(references, config.data.target_lang):
-        _warn(warning)
-
-
-@functools.cache
-def _warn(note: str) -> None:
-    log.warning('%s', note)
+        warn_once(warning)
 
 
 class Translator(SearchModel):
@@ -200,16 +194,13 @@ class Translator(SearchModel):
         pairs = data.pairs(split)
         sources, references = zip(*pairs, strict=True)
         encoded = self.encoded(pairs)
-        began, compiled_before = time.perf_counter(), compile_time.seconds
+        stopwatch = Stopwatch()
         outputs = self.translate(sources, options)
-        seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
+        speed = stopwatch.speed(sum(len(output.hypotheses[0].tokens) + 1 for output in outputs))
         translations = [output.text for output in outputs]
-        tokens = sum(len(output.hypotheses[0].tokens) + 1 for output in outputs)
         warn_of_short_references(references, config)
         results = corpus_scores(translations, references, config.data.target_lang, complete=True)
-        results |= note_on_case(config) | {
-            'perplexity': self.perplexity(encoded, options.batch_size), 'seconds': seconds,
-            'compile_seconds': compiling, 'tokens_per_second': tokens / max(seconds - compiling, 1e-9)}
+        results |= note_on_case(config) | {'perplexity': self.perplexity(encoded, options.batch_size)} | speed
         return results, list(zip(sources, references, translations, strict=True))
 
     @override

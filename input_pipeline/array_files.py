@@ -29,6 +29,7 @@ from input_pipeline.series_tables import read_csv, read_histories, read_unlabell
 from input_pipeline.splits import Parts, naming_option, without_files
 from input_pipeline.text_files import open_binary
 from runtime.errors import UserError
+from runtime.files import plain_or_gz
 
 IDX_IMAGES, IDX_LABELS = 'images-idx3-ubyte', 'labels-idx1-ubyte'
 IMAGES = 'images'
@@ -92,7 +93,7 @@ def _find(folder: Path, name: str, kind: str) -> Path | None:
     path = _path(folder, name, kind)
     if kind == IMAGES:
         return path if class_folders(path) else None
-    return next((file for file in (path, Path(f'{path}.gz')) if os.path.isfile(file)), None)
+    return plain_or_gz(path)
 
 
 def _path(folder: Path, name: str, kind: str) -> Path:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline import dynamics
 from input_pipeline.array_files import open_folder
-from input_pipeline.examples import Examples, listed, warn_of_classes, warn_of_shared
+from input_pipeline.examples import MAX_NAMES, Examples, warn_of_classes, warn_of_shared
 from input_pipeline.input_format import (
     InputFormat,
     check_numbers,
@@ -28,10 +28,11 @@ from input_pipeline.input_format import (
 )
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
 from input_pipeline.sources import source_of
-from input_pipeline.splits import HeldOut, Parts, key, log_once, warn_once
+from input_pipeline.splits import HeldOut, Parts, key
 from input_pipeline.tfds import Dataset
-from runtime.errors import UserError, did_you_mean
+from runtime.errors import UserError, did_you_mean, first_names
 from runtime.files import expanded
+from runtime.once import log_once, warn_once
 
 MOST_CLASSES = 100_000
 
@@ -158,7 +159,8 @@ class ArrayData:
                           'scaled as numbers from 0 to 255, so the model hardly sees a difference. Multiply the images '
                           'by 255')
             if self.classes:
-                log_once(f'{examples.where}: {len(self.classes)} classes ({listed(self.classes)})')
+                log_once(f'{examples.where}: {len(self.classes)} classes '
+                         f'({first_names(self.classes, MAX_NAMES)})')
                 warn_of_classes(examples.targets, self.classes, examples.where)
             return examples
         self._require_like_training(examples)

@@ -18,15 +18,7 @@ from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
 from input_pipeline.forecasting import SeriesWindows, open_series
 from input_pipeline.input_format import InputFormat
-from input_pipeline.kept_data import (
-    AS_WRITTEN,
-    KEPT,
-    SIZES,
-    contradiction,
-    load_sizes,
-    load_tokenizers,
-    save_kept_data,
-)
+from input_pipeline.kept_data import KEPT, SIZES, contradiction, load_sizes, load_tokenizers, save_kept_data
 from input_pipeline.links import Links
 from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
@@ -38,6 +30,7 @@ from input_pipeline.tokenizer import Tokenizer, VocabularyTooLarge
 from input_pipeline.windows import WindowPlan
 from runtime.cache import cache_folder
 from runtime.errors import UserError
+from runtime.files import RESTORE
 
 VOCAB_SIZE = 'data.tokenizer.vocab_size'
 
@@ -121,21 +114,40 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
     """
     sizes, data = load_sizes(run / KEPT), DATA[TASKS[task].data]
     if missing := data.needed - sizes.keys():
-        raise UserError(f'{run / KEPT / SIZES} has no entry {min(missing)}. {AS_WRITTEN}')
+        raise UserError(f'{run / KEPT / SIZES} has no entry {min(missing)}. {RESTORE}')
     if issubclass(data, ExampleData) and (wrong := contradiction(sizes, data.labelled, task)):
-        raise UserError(f'{run / KEPT / SIZES}: {wrong}. {AS_WRITTEN}')
+        raise UserError(f'{run / KEPT / SIZES}: {wrong}. {RESTORE}')
     return sizes
 
 
-class PairData:
+class SourceData(Data):
+    """The methods that the data of all tasks share. `_source` is the corpus, the documents or the arrays."""
+
+    _source: Any
+
+    @override
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        return self._source.fingerprint(split)
+
+    @override
+    def held_out(self, split: str) -> bool:
+        return split in getattr(self._source, 'parts', Parts()).names  # only sources of files have `parts`
+
+    @override
+    def keep(self, folder: Path) -> None:
+        """Writes the tokenizers, if any, and sizes.json to `folder`. Decoding needs these files."""
+        save_kept_data(folder, self.tokenizers, self.sizes)
+
+
+class PairData(SourceData):
     """The data of translation: sentence pairs."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'source_vocab_size', 'target_vocab_size'})
 
     def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str]):
-        self._config, self._corpus, self._cache = config, open_corpus(config.data), cache_folder(config.cache_dir)
+        self._config, self._source, self._cache = config, open_corpus(config.data), cache_folder(config.cache_dir)
         self.tokenizers = load_tokenizers(kept) if kept else learned_tokenizers(
-            tokenizers_for, self._corpus, config, asked)
+            tokenizers_for, self._source, config, asked)
         self.sizes = {f'{side}_vocab_size': len(tokenizer) for side, tokenizer in self.tokenizers.items()
                       } | _absent(self.tokenizers['target'])
         self._pairs: dict[str, list[Pair]] = {}  # {split: pairs}, without 'train', which may be large
@@ -148,17 +160,18 @@ class PairData:
         """
         if split in self._pairs:
             return self._pairs[split]
-        pairs = list(self._corpus.pairs(split))
+        pairs = list(self._source.pairs(split))
         if not any(source.strip() and target.strip() for source, target in pairs):
-            raise no_text(split, self._corpus)
+            raise no_text(split, self._source)
         if split != 'train':  # every evaluation needs the pairs; to find held-out pairs, all training files are read
             self._pairs[split] = pairs
         return pairs
 
+    @override
     def plan(self, split: str) -> BatchPlan | ResegmentedPlan:
         """Returns batches of pairs of similar length. With BPE-dropout, 'train' is segmented again in every epoch."""
         config, model = self._config, self._config.model
-        store = open_store(self._corpus, split, self.tokenizers, config.data.max_length, self._cache)
+        store = open_store(self._source, split, self.tokenizers, config.data.max_length, self._cache)
         shapes = {'tokens': config.batch.tokens, 'num_buckets': config.batch.buckets,
                   'links': self._token_links(store) if split == 'train' and config.train.guided_alignment else None}
         if split == 'train' and (rate := config.data.tokenizer.dropout):
@@ -171,7 +184,7 @@ class PairData:
 
     def has_links(self, split: str) -> bool:
         """Returns whether a split has gold links, which are known word alignments."""
-        return isinstance(self._corpus, LinkedCorpus) and self._corpus.has_links(split)
+        return isinstance(self._source, LinkedCorpus) and self._source.has_links(split)
 
     def links(self, split: str) -> list[Links]:
         """Returns the gold links of each pair of a split.
@@ -179,63 +192,58 @@ class PairData:
         Raises:
           UserError: if the corpus has no gold links, or their file is wrong.
         """
-        if not isinstance(self._corpus, LinkedCorpus):
+        if not isinstance(self._source, LinkedCorpus):
             raise UserError(f'config.data.source={self._config.data.source} has no gold alignments. Use builtin or '
                             'files')
-        return self._corpus.links(split)
+        return self._source.links(split)
 
     def _token_links(self, store: TokenStore) -> TokenLinks:
         pairs, links = self.pairs('train'), self.links('train')
         rows = rows_of_store(pairs, store, self.tokenizers, self._config.data.max_length)
         return TokenLinks([pairs[row] for row in rows], [links[row] for row in rows], self.tokenizers)
 
+    @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns the fingerprint of a split of the corpus. With guided alignment, it also covers the gold links."""
         guided = split == 'train' and self._config.train.guided_alignment
-        return self._corpus.fingerprint(split) | (
+        return super().fingerprint(split) | (
             {'links': hashlib.sha256(repr(self.links(split)).encode()).hexdigest()} if guided else {})
 
-    def held_out(self, split: str) -> bool:
-        """Returns whether a split is held out from the training files."""
-        return _held_out(self._corpus, split)
-
+    @override
     def show(self, batch: Batch) -> Iterator[str]:
         """Yields a line for each row: the pieces of the source, a tab, and the pieces of the target."""
         for source, target in zip(batch['inputs']['source'], batch['targets'], strict=True):
             yield '\t'.join(_pieces(self.tokenizers[side], tokens)
                             for side, tokens in (('source', source), ('target', target)))
 
-    def keep(self, folder: Path) -> None:
-        """Writes the tokenizers and sizes.json to `folder`. Decoding needs these files."""
-        save_kept_data(folder, self.tokenizers, self.sizes)
 
-
-class DocumentData:
+class DocumentData(SourceData):
     """The data of language models: documents."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'vocab_size'})
 
     def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str]):
-        self._config, self._documents, self._cache = config, open_documents(config.data), cache_folder(config.cache_dir)
+        self._config, self._source, self._cache = config, open_documents(config.data), cache_folder(config.cache_dir)
         self.tokenizers = load_tokenizers(kept) if kept else learned_tokenizers(
-            document_tokenizers, self._documents, config, asked)
+            document_tokenizers, self._source, config, asked)
         self.sizes = {'vocab_size': len(self.tokenizers['text'])} | _absent(self.tokenizers['text'])
         self._stores: dict[str, TokenStore] = {}
 
     def store(self, split: str) -> TokenStore:
         """Returns the token store of a split. Builds the store first if it is not cached."""
         if split not in self._stores:  # every evaluation needs the store; to open it, all files of the split are read
-            self._stores[split] = open_document_store(self._documents, split, self.tokenizers, self._cache)
+            self._stores[split] = open_document_store(self._source, split, self.tokenizers, self._cache)
         return self._stores[split]
 
     def documents(self, split: str) -> Iterator[str]:
         """Yields the documents of a split as text, without empty documents."""
-        return (text for text in self._documents.documents(split) if text.strip())
+        return (text for text in self._source.documents(split) if text.strip())
 
     def characters(self, split: str) -> int:
         """Returns the number of characters in the documents of a split."""
         return self.store(split).stats['characters']
 
+    @override
     def plan(self, split: str, rows: int | None = None) -> WindowPlan:
         """Returns the batches of a split. A row is a window of config.data.context tokens.
 
@@ -246,25 +254,14 @@ class DocumentData:
                           context=self._config.data.context, packing=self._config.data.packing,
                           seed=_seed(self._config, split))
 
-    def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the fingerprint of a split of the documents."""
-        return self._documents.fingerprint(split)
-
-    def held_out(self, split: str) -> bool:
-        """Returns whether a split is held out from the training files."""
-        return _held_out(self._documents, split)
-
+    @override
     def show(self, batch: Batch) -> Iterator[str]:
         """Yields a line for each row: the pieces of the window."""
         for tokens in batch['inputs']['tokens']:
             yield _pieces(self.tokenizers['text'], tokens)
 
-    def keep(self, folder: Path) -> None:
-        """Writes the tokenizers and sizes.json to `folder`. Decoding needs these files."""
-        save_kept_data(folder, self.tokenizers, self.sizes)
 
-
-class ExampleData:
+class ExampleData(SourceData):
     """Images or time series. The targets are classes if `labelled` is True, and values otherwise."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
@@ -272,6 +269,7 @@ class ExampleData:
 
     def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str]):
         self._config, self.arrays = config, self._open(config)
+        self._source = self.arrays
         if kept:
             sizes = load_sizes(kept)
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
@@ -290,6 +288,7 @@ class ExampleData:
     def _open(self, config: ConfigDict) -> ArrayData:
         return open_arrays(config.data, self.labelled, config.model.patches.patch)
 
+    @override
     def plan(self, split: str) -> ArrayPlan:
         """Returns batches of examples. Examples of 'train' are augmented according to `config.data`."""
         data = self._config.data
@@ -297,14 +296,7 @@ class ExampleData:
         return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split),
                          preprocessing=self._preprocessing, **training)
 
-    def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the fingerprint of a split of the images or series."""
-        return self.arrays.fingerprint(split)
-
-    def held_out(self, split: str) -> bool:
-        """Returns whether a split is held out from the training files."""
-        return _held_out(self.arrays, split)
-
+    @override
     def show(self, batch: Batch) -> Iterator[str]:
         """Yields a line for each row: the target, and the mean and the standard deviation of the inputs."""
         for inputs, target, weight in zip(batch['inputs']['inputs'], batch['targets'], batch['weights'], strict=True):
@@ -312,10 +304,6 @@ class ExampleData:
                 shape = ' x '.join(map(str, inputs.shape))
                 values = ' '.join(map(str, np.ravel(target)))
                 yield f'{values}\t{shape}, mean {inputs.mean():.3f}, standard deviation {inputs.std():.3f}'
-
-    def keep(self, folder: Path) -> None:
-        """Writes sizes.json to `folder`. Decoding needs this file."""
-        save_kept_data(folder, self.tokenizers, self.sizes)
 
 
 class LabelledData(ExampleData):
@@ -380,11 +368,6 @@ def _changed_name(before: InputFormat, now: InputFormat) -> str | None:
             if old != new:
                 return f'{kind} {index} is {new!r}, but it is {old!r}'
     return None
-
-
-def _held_out(source: Any, split: str) -> bool:
-    """Returns whether a split is held out from the training files of a source. Only sources of files have `parts`."""
-    return split in getattr(source, 'parts', Parts()).names
 
 
 def _seed(config: ConfigDict, split: str) -> int | None:

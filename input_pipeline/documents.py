@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from input_pipeline.sources import source_of
-from input_pipeline.splits import HeldOut, Parts, naming_option, split_names, text_key, without_files
+from input_pipeline.splits import HeldOut, Parts, SplitFiles, naming_option, split_names, text_key
 from input_pipeline.text_files import decode_text, divided, has_mark, read_lines, read_text
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
-from runtime.files import expanded, files_in, named_files, sha256
+from runtime.files import expanded, files_in, plain_or_gz, sha256
 
 log = logging.getLogger('allyouneed.data')
 
@@ -59,27 +59,22 @@ def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
     return FileDocuments(expanded(data['dir']), data['documents'], split_names(data), data['validation_share'])
 
 
-class FileDocuments(Documents):
+class FileDocuments(SplitFiles, Documents):
     """Documents in the file DIR/SPLIT.txt, or in all files of the folder DIR/SPLIT and its subfolders.
 
-    Symbolic links to files and folders are followed. Files may be compressed (.gz). The name of a split may be a
-    pattern, or several names or patterns separated by commas, as in TextCorpus. `kind` is config.data.documents: a
-    document is a whole file ('file'), a line ('line'), or the text between two blank lines ('blank_line').
+    Symbolic links to files and folders are followed. `kind` is config.data.documents: a document is a whole file
+    ('file'), a line ('line'), or the text between two blank lines ('blank_line').
 
     If there are no validation files, the share `validation_share` of the distinct training documents is held out for
     validation. If there are no test files either, the same number of documents is held out for test (see
     input_pipeline/splits.py). If documents are files and there is only one file, its last characters are held out.
-
-    Attributes:
-      parts: the splits that are held out from the training files.
     """
 
     def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
-        if not os.path.isdir(folder):
-            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
-        self._folder, self._kind, self._names = folder, kind, names
-        self.parts = without_files(names, self.has_files, validation_share)
+        super().__init__(folder, names, validation_share, ('.txt',))
+        self._kind = kind
 
+    @override
     def has_files(self, split: str) -> bool:
         """Returns whether there is a file or a folder for the split.
 
@@ -118,21 +113,8 @@ class FileDocuments(Documents):
         """Returns a path relative to the folder. The name of a split may be an absolute path outside of the folder."""
         return str(path.relative_to(self._folder) if path.is_relative_to(self._folder) else path)
 
-    def _bases(self, split: str) -> list[Path]:
-        """Returns the folders of a split, and the files of a split without their suffixes."""
-        return named_files(self._folder, self._names[split], ('.txt', '.txt.gz'))
-
-    def files(self, split: str) -> list[Path]:
-        """Returns the files that a split is read from.
-
-        Raises:
-          UserError: if there is no file for a name of the split, or a file is a broken symbolic link.
-        """
-        split = self.parts.origin(split)
-        return [file for base in self._bases(split) for file in self._files_of(base, split)]
-
+    @override
     def _files_of(self, base: Path, split: str) -> list[Path]:
-        """Returns the files with the path `base`."""
         files = _text_files(base)
         if broken := [file for file in files if not os.path.exists(file)]:
             raise UserError(f'{broken[0]} is a broken symbolic link. Repair or remove the link')
@@ -149,7 +131,8 @@ def _text_files(base: Path) -> list[Path]:
     Broken symbolic links in the folder are included, so that they cause an error when the documents are read.
     """
     files = sorted(path for path in files_in(base) if os.path.isfile(path) or not os.path.exists(path))
-    return files or [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
+    plain = plain_or_gz(Path(f'{base}.txt'))
+    return files or ([plain] if plain else [])
 
 
 class OneFile(Documents):
@@ -254,8 +237,8 @@ class LibraryDocuments(Documents):
 
 
 # Sources of documents: the value of config.data.source -> the function that opens the source. A source that reads files
-# needs all methods of FileDocuments, such as `files`, because input_pipeline/problems.py checks the files before
-# training.
+# is a SplitFiles, or has `parts`, `files` and `has_files` like OneFile, because input_pipeline/problems.py checks the
+# files before training.
 SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
     'builtin': lambda data: LibraryDocuments(Path(sysconfig.get_paths()['stdlib'])),
     'files': open_files,

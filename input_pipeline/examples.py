@@ -8,7 +8,9 @@ import numpy as np
 from jaxtyping import Int, Num
 
 from input_pipeline.input_format import is_name
-from input_pipeline.splits import key, warn_once
+from input_pipeline.splits import key
+from runtime.errors import first_names
+from runtime.once import warn_once
 
 MAX_NAMES = 5  # largest number of names in a message
 
@@ -67,11 +69,12 @@ def warn_of_classes(targets: Int[np.ndarray, ' examples'], classes: list[str], w
                   'cannot learn to distinguish classes from these data')
     if not present.all():
         warn_once(f'{where}: {np.sum(~present)} of {len(classes)} classes have no training examples: '
-                  f'{listed([*itertools.compress(classes, ~present)])}. Number the classes 0, 1, 2, ... without gaps, '
-                  'or use names as targets')
+                  f'{first_names([*itertools.compress(classes, ~present)], MAX_NAMES)}. Number the classes 0, 1, 2, '
+                  '... without gaps, or use names as targets')
     if np.sum(counts == 1) > len(classes) / 2 and len(classes) > 2:
         warn_once(f'{where}: {np.sum(counts == 1)} of {len(classes)} classes have only one example: '
-                  f'{listed([*itertools.compress(classes, counts == 1)])}. Check that the targets are classes')
+                  f'{first_names([*itertools.compress(classes, counts == 1)], MAX_NAMES)}. Check that the targets are '
+                  'classes')
 
 
 def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarray, 'examples *shape'],
@@ -91,9 +94,3 @@ def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarra
         warn_once(f'{examples.where}: {len(groups)} of {len({*examples.groups})} groups are also in the training data, '
                   f'such as {str(groups[0])!r}. Scores on these groups do not show how well the model predicts new '
                   'groups')
-
-
-def listed(names: Sequence[str]) -> str:
-    """Returns a text that lists the first MAX_NAMES names and counts the remaining names."""
-    more = f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''
-    return ', '.join(names[:MAX_NAMES]) + more

@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps
 
-from input_pipeline.examples import Examples, listed
-from input_pipeline.splits import key, log_once
-from runtime.errors import UserError
+from input_pipeline.examples import MAX_NAMES, Examples
+from input_pipeline.splits import key
+from runtime.errors import UserError, first_names
 from runtime.files import files_in
+from runtime.once import log_once
 
 SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 GREY = ('1', 'L', 'LA')  # Pillow's modes of greyscale images
@@ -58,7 +59,7 @@ def check_classes(folder: Path, splits: Collection[str]) -> None:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    return listed([*map(repr, names)])
+    return first_names([*map(repr, names)], MAX_NAMES)
 
 
 def _images_in(folder: Path) -> Iterator[Path]:

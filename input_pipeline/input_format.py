@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Num, Shaped
 
 from input_pipeline.preprocessing import Preprocessing
-from input_pipeline.splits import warn_once
 from runtime.errors import UserError
+from runtime.once import warn_once
 
 FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
 

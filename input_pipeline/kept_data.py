@@ -10,13 +10,12 @@ from input_pipeline.input_format import ENCODINGS, FLOAT32_END, is_name
 from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
 from input_pipeline.tokenizer import SPECIAL, Tokenizer, load_tokenizer
 from runtime.errors import UserError
-from runtime.files import file_checksum, naming, read_json, write_text
+from runtime.files import RESTORE, file_checksum, naming, read_json, write_text
 from runtime.schema import Count, read_as
 
 KEPT = 'data'  # a folder in the run directory, with the tokenizers and the sizes for decoding
 SIZES = 'sizes.json'
 CHECKSUMS = 'checksums.json'  # {name: CRC-32 of the file}; runs of earlier versions have no or fewer checksums
-AS_WRITTEN = 'Restore the file from a copy of the run'
 
 
 def save_kept_data(folder: Path, tokenizers: Mapping[str, Tokenizer], sizes: Mapping[str, Any]) -> None:
@@ -50,7 +49,7 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
     for side, tokenizer in tokenizers.items():
         if len(tokenizer) != sizes[side]:
             raise UserError(f'{folder / side}.model has {len(tokenizer)} tokens, but according to {folder / SIZES} it '
-                            f'has {sizes[side]}. {AS_WRITTEN}')
+                            f'has {sizes[side]}. {RESTORE}')
     return tokenizers
 
 
@@ -61,20 +60,20 @@ def load_sizes(folder: Path) -> dict[str, Any]:
       UserError: if sizes.json is missing or damaged, or an entry has an impossible value.
     """
     path = folder / SIZES
-    sizes = read_json(path, AS_WRITTEN)
+    sizes = read_json(path, RESTORE)
     for name, value in sizes.items():
         if not _is_size(name, value):
-            raise UserError(f'{path} is damaged: {name} has the impossible value {str(value)[:200]}. {AS_WRITTEN}')
+            raise UserError(f'{path} is damaged: {name} has the impossible value {str(value)[:200]}. {RESTORE}')
     _compare_checksums(folder, [SIZES])
     return sizes
 
 
 def _compare_checksums(folder: Path, names: Iterable[str]) -> None:
     """Raises UserError if an existing file of the given names does not match its checksum in checksums.json."""
-    checksums = read_as(folder / CHECKSUMS, dict[str, Count], AS_WRITTEN) if (folder / CHECKSUMS).exists() else {}
+    checksums = read_as(folder / CHECKSUMS, dict[str, Count], RESTORE) if (folder / CHECKSUMS).exists() else {}
     for name in names:
         if name in checksums and (folder / name).is_file() and file_checksum(folder / name) != checksums[name]:
-            raise UserError(f'{folder / name} is damaged: it does not match its checksum. {AS_WRITTEN}')
+            raise UserError(f'{folder / name} is damaged: it does not match its checksum. {RESTORE}')
 
 
 def _is_size(name: str, value: Any) -> bool:

@@ -17,9 +17,9 @@ from jaxtyping import Float
 
 from input_pipeline.examples import Examples
 from input_pipeline.input_format import FILL_GAPS, FLOAT32_END, USE_MEAN, is_name
-from input_pipeline.splits import log_once, warn_once
 from input_pipeline.text_files import read_lines
 from runtime.errors import UserError
+from runtime.once import log_once, warn_once
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 NOT_CHANNELS = ('series', 'time', 'group', 'target')  # every other column is a channel

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -13,11 +12,11 @@ from typing_extensions import override
 
 from input_pipeline import builtin
 from input_pipeline.links import Links, links_of, parse_links
-from input_pipeline.splits import HeldOut, naming_option, split_names, text_key, without_files
+from input_pipeline.splits import HeldOut, SplitFiles, naming_option, split_names, text_key
 from input_pipeline.text_files import read_lines
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
-from runtime.files import expanded, named_files, plain_or_gz, sha256
+from runtime.files import expanded, plain_or_gz, sha256
 
 Pair = tuple[str, str]
 T = TypeVar('T')
@@ -120,34 +119,25 @@ class BuiltinCorpus(LinkedCorpus):
         return self._fingerprint | {'split': split, 'sha256': digest}
 
 
-class TextCorpus(LinkedCorpus):
+class TextCorpus(SplitFiles, LinkedCorpus):
     """Text files with one sentence per line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv for both languages.
 
     If both languages are equal, only DIR/SPLIT.tsv is read, because DIR/SPLIT.LANG would be a single file.
 
-    Files may be compressed (.gz). The name of a split may be a pattern, such as 'train-*', or several names or patterns
-    separated by commas. Then the split is the concatenation of all these files. The files of a pattern are sorted by
-    name.
-
     If there are no validation files, the share `validation_share` of the distinct source sentences in the training
     data is held out for validation. If there are no test files either, the same number of source sentences is held out
     for test (see input_pipeline/splits.py).
-
-    Attributes:
-      parts: the splits that are held out from the training files.
     """
 
     def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
                  validation_share: float = 0.0):
-        if not os.path.isdir(folder):
-            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
-        self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
-        self._suffixes = ('tsv',) if source_lang == target_lang else (source_lang, target_lang, 'tsv')
-        self.parts = without_files(names, self.has_files, validation_share)
+        self._languages = source_lang, target_lang
+        sides = () if source_lang == target_lang else (f'.{source_lang}', f'.{target_lang}')
+        super().__init__(folder, names, validation_share, (*sides, '.tsv'))
 
+    @override
     def has_files(self, split: str) -> bool:
-        """Returns whether any file of the split exists. If one file exists, all files of the split must exist."""
-        return any(plain_or_gz(base, suffix) for base in self._bases(split) for suffix in self._suffixes)
+        return any(plain_or_gz(Path(f'{base}{ending}')) for base in self._bases(split) for ending in self._endings)
 
     @override
     def pairs(self, split: str) -> Iterator[Pair]:
@@ -157,7 +147,7 @@ class TextCorpus(LinkedCorpus):
 
     @override
     def has_links(self, split: str) -> bool:
-        return all(plain_or_gz(base, 'align') for base in self._bases(self.parts.origin(split)))
+        return all(plain_or_gz(Path(f'{base}.align')) for base in self._bases(self.parts.origin(split)))
 
     @override
     def links(self, split: str) -> list[Links]:
@@ -169,7 +159,7 @@ class TextCorpus(LinkedCorpus):
         return [line for pair, line in zip(self.all_pairs('train'), links, strict=True) if self._split(pair) == split]
 
     def _read_links(self, base: Path, split: str) -> Iterator[Links]:
-        path, files = plain_or_gz(base, 'align'), self._files_of(base, split)
+        path, files = plain_or_gz(Path(f'{base}.align')), self._files_of(base, split)
         if path is None:
             raise UserError(f'{base}.align or {base}.align.gz does not exist. It must have one line of links, such '
                             f'as 0-0 1-2, for each line of {files[0]}. Add the file, or set train.guided_alignment=0')
@@ -207,23 +197,10 @@ class TextCorpus(LinkedCorpus):
         files = [[file.name, sha256(file)] for file in self.files(split)]
         return {'source': 'text', 'files': files} | self.parts.fingerprint(split)
 
-    def _bases(self, split: str) -> list[Path]:
-        """Returns the files of a split without their suffixes."""
-        suffixes = tuple(f'.{suffix}{gz}' for suffix in self._suffixes for gz in ('', '.gz'))
-        return named_files(self._folder, self._names[split], suffixes)
-
-    def files(self, split: str) -> list[Path]:
-        """Returns the files that a split is read from.
-
-        Raises:
-          UserError: if a file is missing.
-        """
-        split = self.parts.origin(split)
-        return [file for base in self._bases(split) for file in self._files_of(base, split)]
-
+    @override
     def _files_of(self, base: Path, split: str) -> list[Path]:
         """Returns the source file and the target file with the path `base`, or the table with both sides."""
-        *sides, table = [plain_or_gz(base, suffix) for suffix in self._suffixes]
+        *sides, table = [plain_or_gz(Path(f'{base}{ending}')) for ending in self._endings]
         if sides and all(sides):
             return [file for file in sides if file]
         if table:
@@ -281,7 +258,7 @@ class TfdsCorpus(Corpus):
 
 
 # Sources of sentence pairs: the value of config.data.source -> the function that opens the source. A source that reads
-# files needs all methods of TextCorpus, such as `files`, because input_pipeline/problems.py checks the files before
+# files is a SplitFiles and has the method `all_pairs`, because input_pipeline/problems.py checks the files before
 # training.
 SOURCES: Mapping[str, Callable[[ConfigDict], Corpus]] = {
     'builtin': lambda data: BuiltinCorpus(data['source_lang'], data['target_lang'], data['seed'], data['plain_spaces']),

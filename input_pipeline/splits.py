@@ -1,22 +1,23 @@
-"""The names of the splits of a data set. Splits without files are made from a part of the training data."""
+"""The names and files of the splits of a data set. Splits without files are made from a part of the training data."""
 
+import abc
 import bisect
 import dataclasses
-import functools
 import hashlib
-import logging
+import os
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from runtime.errors import UserError, did_you_mean
+from runtime.files import named_files
+from runtime.once import log_once
 
 SPLITS = ('train', 'validation', 'test')
-
-log = logging.getLogger('allyouneed.data')
 
 
 def sets_to_test(data: ConfigDict) -> list[str]:
@@ -121,6 +122,56 @@ def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], sh
     return Parts(('validation',) if has_test else ('validation', 'test'), share)
 
 
+class SplitFiles(abc.ABC):
+    """The text files of the splits in a folder. Files may be compressed (.gz).
+
+    The name of a split may be a pattern, such as 'train-*', or several names or patterns separated by commas. Then the
+    split is the concatenation of all these files. The files of a pattern are sorted by name.
+
+    Attributes:
+      parts: the splits that are held out from the training files.
+    """
+
+    def __init__(self, folder: Path, names: Mapping[str, str], validation_share: float, endings: Sequence[str]):
+        """Finds the splits without files.
+
+        Args:
+          folder: config.data.dir.
+          names: {split: name of the split on disk}.
+          validation_share: config.data.validation_share.
+          endings: the possible ends of the names of files, such as '.txt', without '.gz'.
+
+        Raises:
+          UserError: if the folder does not exist.
+        """
+        if not os.path.isdir(folder):
+            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
+        self._folder, self._names, self._endings = folder, names, endings
+        self.parts = without_files(names, self.has_files, validation_share)
+
+    @abc.abstractmethod
+    def has_files(self, split: str) -> bool:
+        """Returns whether the split has at least one file. If other files are missing, `files` raises an error."""
+
+    @abc.abstractmethod
+    def _files_of(self, base: Path, split: str) -> list[Path]:
+        """Returns the files with the path `base`, which has no ending. Raises UserError if a file is missing."""
+
+    def files(self, split: str) -> list[Path]:
+        """Returns the files that a split is read from.
+
+        Raises:
+          UserError: if a file is missing, or is a broken symbolic link.
+        """
+        split = self.parts.origin(split)
+        return [file for base in self._bases(split) for file in self._files_of(base, split)]
+
+    def _bases(self, split: str) -> list[Path]:
+        """Returns the paths of a split without their endings."""
+        endings = [ending + gz for ending in self._endings for gz in ('', '.gz')]
+        return named_files(self._folder, self._names[split], endings)
+
+
 class HeldOut:
     """Divides the training data among the splits.
 
@@ -168,18 +219,6 @@ class HeldOut:
         """Returns whether an example with this key is held out."""
         place = np.searchsorted(self._held_out, np.uint64(key))
         return bool((self._held_out[place:place + 1] == np.uint64(key)).any())
-
-
-@functools.cache
-def log_once(message: str) -> None:
-    """Logs a message only once per process, because data is opened twice: for the checks and for training."""
-    log.info('%s', message)
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    """Logs a warning only once per process, because data is opened twice: for the checks and for training."""
-    log.warning('%s', message)
 
 
 def key(content: bytes) -> int:

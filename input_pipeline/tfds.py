@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from input_pipeline.splits import naming_option
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from runtime.files import sha256
 
 
@@ -110,5 +110,5 @@ def _errors(what: str) -> Iterator[None]:
     try:
         yield
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition('\n')[0]  # the remaining lines may be a list of all datasets
-        raise UserError(f'{what}: {reason}') from error
+        # The remaining lines of the message may be a list of all datasets.
+        raise UserError(f'{what}: {first_line(error)}') from error

@@ -23,10 +23,10 @@ from input_pipeline.builds import build_once, open_built
 from input_pipeline.documents import Documents
 from input_pipeline.shards import Rows, Write, build_together
 from input_pipeline.sources import Corpus
-from input_pipeline.splits import log_once
 from input_pipeline.stores import SIDES, TEXT, TOKEN, sides_of, write_documents, write_pairs
 from input_pipeline.tokenizer import Tokenizer, VocabularyTooLarge, load_tokenizer, train_tokenizer
 from runtime.errors import UserError
+from runtime.once import log_once
 from runtime.schema import Count, read_as
 
 ADVICE = 'Delete the folder of the store. The next run builds the store again'

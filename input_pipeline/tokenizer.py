@@ -23,7 +23,7 @@ from configs.tasks import IMPORTED, TOKENIZERS
 from input_pipeline.foreign_tokenizers import SentencePieceTokenizer, TokenizersTokenizer
 from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer
 from runtime.errors import UserError
-from runtime.files import read_bytes
+from runtime.files import RESTORE, read_bytes
 
 SPACE = '\u2581'  # SentencePiece's character for a space; if a text has this character, it is encoded as bytes
 
@@ -56,8 +56,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
             return SubwordTokenizer(model)
         return KINDS[json.loads(model)['kind']](model)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f'the tokenizer {path} cannot be read: {str(error) or type(error).__name__}. '
-                        'Restore the file from a copy of the run') from None
+        raise UserError(f'the tokenizer {path} cannot be read: {str(error) or type(error).__name__}. {RESTORE}'
+                        ) from None
 
 
 class SubwordTokenizer(Tokenizer):

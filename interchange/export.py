@@ -21,7 +21,7 @@ from model.positional import ADDED
 from run_directory.records import CONFIG
 from run_directory.trained import TrainedModel
 from runtime.errors import UserError
-from runtime.files import check_folder, expanded, naming
+from runtime.files import check_new_folder, expanded, naming
 from runtime.folders import written_folder
 from runtime.processes import check_devices
 
@@ -128,10 +128,8 @@ def _new_folder(output: str | Path) -> Path:
       UserError: if the folder is not empty, is inside a run directory or cannot be written.
     """
     folder = expanded(output)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'output={folder} exists and is not empty. Use a new or an empty folder')
+    check_new_folder(folder, 'output')
     if runs := [parent for parent in folder.absolute().parents if (parent / CONFIG).is_file() and is_run(parent)]:
         raise UserError(f'output={folder} is inside {runs[0]}, which is a run or an exported model. Use a folder '
                         f'outside of {runs[0]}')
-    check_folder(folder)
     return folder

@@ -50,8 +50,8 @@ class At(NamedTuple):
     mask: Bool[Array, '#batch #head #query #key'] | None = None
 
 
-Edit = Callable[[Array, At], Array]
-Editor = Callable[[str], Edit | None]
+Change = Callable[[Array, At], Array]  # takes a value and its place, and returns the new value
+ChangeOf = Callable[[str], Change | None]  # takes the name of a place; returns None if its value is unchanged
 Read = Callable[[str], bool] | Collection[str]
 
 
@@ -70,7 +70,7 @@ class Lens:
         the positions 0, 1, 2 ...
       keys: positions of the keys of self-attention, int [#batch, key]; None if the relation has these positions.
     """
-    edit: Editor = lambda name: None
+    edit: ChangeOf = lambda name: None
     read: Read | None = None
     captured: dict[str, Array] = dataclasses.field(default_factory=dict)
     positions: Array | None = None
@@ -237,7 +237,7 @@ def leave_loop(captured: dict[str, Array]) -> None:
             lens.captured[name] = value[:, :, 0]
 
 
-def observing(apply: Callable[..., Any], edit: Editor | None = None,
+def observing(apply: Callable[..., Any], edit: ChangeOf | None = None,
               read: Read | None = None) -> Callable[..., tuple[Any, dict[str, Array]]]:
     """Returns a function that calls `apply` with a lens. The function returns (result of `apply`, captured values).
 
@@ -257,8 +257,8 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
     return observed
 
 
-def _in_turn(first: Editor, second: Editor) -> Editor:
-    """Returns an editor that applies the edits of `first`, and then the edits of `second`."""
+def _in_turn(first: ChangeOf, second: ChangeOf) -> ChangeOf:
+    """Returns a function that applies the changes of `first`, and then the changes of `second`."""
     def edit_of(name):
         first_edit, second_edit = first(name), second(name)
         if first_edit is None or second_edit is None:
@@ -277,7 +277,7 @@ class Observed:
         `params` has no entry EDITS, and the argument of `editor` is None.
     """
 
-    def __init__(self, module: Any, editor: Callable[[Any], Editor]):
+    def __init__(self, module: Any, editor: Callable[[Any], ChangeOf]):
         self.module, self.editor = module, editor
 
     def __getattr__(self, name: str) -> Any:

@@ -11,7 +11,7 @@ import jax
 
 from run_directory.checksums import checksums
 from runtime.agreement import exchange
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from runtime.processes import communication_error
 
 
@@ -46,7 +46,7 @@ def damage_agreed(folder: Path) -> Iterator[None]:
     except Exception as error:  # Orbax and TensorStore raise many types of exceptions
         if communication_error(error):
             raise
-        damaged, cause = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__, error
+        damaged, cause = first_line(error), error
     for number, (refusal, damage) in enumerate(exchange(f'the check of {folder.name}', (refused, damaged))):
         where = f' for process {number}' if jax.process_count() > 1 else ''
         if refusal is not None:

@@ -7,12 +7,11 @@ from typing import Any
 
 from input_pipeline.data import Data
 from input_pipeline.kept_data import KEPT
-from run_directory.records import RESTORE
-from runtime.errors import UserError
-from runtime.files import read_json
+from runtime.errors import UserError, first_names
+from runtime.files import RESTORE, read_json
 
 FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
-SPLITS = ('train', 'validation')  # the splits that training reads
+TRAINING_SPLITS = ('train', 'validation')  # the splits that training reads
 MOST_NAMES = 12  # maximum number of files in a message
 
 
@@ -22,7 +21,7 @@ def has_fingerprints(workdir: Path) -> bool:
     The folder of an imported model has none before the model is trained further.
     """
     path = workdir / KEPT / FINGERPRINTS
-    return path.is_file() and read_json(path, RESTORE).keys() >= {*SPLITS}
+    return path.is_file() and read_json(path, RESTORE).keys() >= {*TRAINING_SPLITS}
 
 
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
@@ -46,8 +45,7 @@ def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
             digests, kept = [digest for _, digest in before], [value for file in now for value in file]
             names = [name for name, digest in now if digest not in digests]
             names += [f'{name} (no longer read)' for name, digest in before if name not in kept and digest not in kept]
-            more = f' and {len(names) - MOST_NAMES} more' if len(names) > MOST_NAMES else ''
-            changed.append(f'{split}: {", ".join(names[:MOST_NAMES]) + more or "its text"}')
+            changed.append(f'{split}: {first_names(names, MOST_NAMES) or "its text"}')
     return changed
 
 

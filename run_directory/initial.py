@@ -23,7 +23,7 @@ from model import Params
 from model.patches import patch_grid
 from run_directory.checkpoints import Checkpoints, checkpoint_options
 from run_directory.records import read_config
-from runtime.errors import UserError
+from runtime.errors import UserError, first_names
 from runtime.files import expanded
 
 DATA_AXES = {'vocab', 'position', 'patch'}  # axes of parameters whose sizes depend on the data, not on model options
@@ -119,15 +119,20 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
         raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run does not fit this '
                         f'model: {"; ".join(mismatched[:MAX_NAMES]) or "no parameter has the same name"}. Use the '
                         f'model options of that run: --config=configs/fine_tune.py:{path}')
-    log.info('initialised %d of %d arrays (%s parameters) from %s, step %s', len(initial), len(initial) + len(random),
-             f'{sum(map(_count, initial.values())):,}', path, ', '.join(map(str, steps)))
+    _log_origins(f'{path}, step {", ".join(map(str, steps))}', initial, partial, random, sorted(saved))
+    return initial
+
+
+def _log_origins(origin: str, initial: Mapping[str, InitialValues], partial: Sequence[str], random: Sequence[str],
+                 unused: Sequence[str]) -> None:
+    """Logs how many arrays are taken from the run `origin`, and which arrays are taken only in part or not at all."""
+    log.info('initialised %d of %d arrays (%s parameters) from %s', len(initial), len(initial) + len(random),
+             f'{sum(map(_count, initial.values())):,}', origin)
     for names, meaning in ((partial, 'initialised only in the rows that both runs have'),
                            (random, 'initialised randomly'),
-                           (sorted(saved), 'not used, because this model has no parameter with this name')):
+                           (unused, 'not used, because this model has no parameter with this name')):
         if names:
-            log.info('  %s: %s%s', meaning, ', '.join(names[:MAX_NAMES]),
-                     f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else '')
-    return initial
+            log.info('  %s: %s', meaning, first_names(names, MAX_NAMES))
 
 
 def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
@@ -177,8 +182,7 @@ def _outputs(form: InputFormat, task: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _described(kind: str, names: tuple[str, ...]) -> str:
-    more = f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''
-    return f'the {kind} {", ".join(names[:MAX_NAMES])}{more}'
+    return f'the {kind} {first_names(names, MAX_NAMES)}'
 
 
 def _vocabularies(name: str, old: Mapping[str, Tokenizer],

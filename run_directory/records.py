@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from configs.versions import read_config_file
 from run_directory.progress import judge_all
 from runtime.errors import UserError
-from runtime.files import read_bytes, read_json
+from runtime.files import RESTORE, read_bytes, read_json
 
 CONFIG = 'config.json'
 EXPORTED = 'model.safetensors'  # the parameters in a folder that interchange/ has exported
@@ -22,7 +22,6 @@ MEASURED = ('train.matmul_precision', 'auto')  # a new run replaces 'auto' by th
 LOWERED = 'data/lowered.json'  # {option: requested value}, for options that were lowered at the start (too little data)
 RECIPE = 'recipe.py'  # in runs that were imported: the recipe to train the model further
 EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics
-RESTORE = 'Restore the file from a copy of the run'
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder, without leading zeros
 
 

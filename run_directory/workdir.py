@@ -23,14 +23,13 @@ from input_pipeline.data import Data
 from input_pipeline.kept_data import KEPT
 from model.evaluation import Objective
 from run_directory.checksums import checksums
-from run_directory.fingerprints import FINGERPRINTS, SPLITS, changed_data, has_fingerprints
+from run_directory.fingerprints import FINGERPRINTS, TRAINING_SPLITS, changed_data, has_fingerprints
 from run_directory.records import (
     CONFIG,
     EXPORTED,
     LOWERED,
     MEASURED,
     METRICS_FILE,
-    RESTORE,
     finished_at,
     finished_message,
     lowered_options,
@@ -38,7 +37,7 @@ from run_directory.records import (
 )
 from runtime.agreement import different, exchange, from_leader
 from runtime.errors import UserError
-from runtime.files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
+from runtime.files import RESTORE, check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
 from runtime.locks import lock_directory
 from runtime.rendezvous import listed
 
@@ -152,7 +151,7 @@ class RunDirectory:
 
     def check_data(self, data: Data) -> None:
         """Raises UserError if `data` differs from the data of the resumed run. The message names the changes."""
-        if not self.resumed or not (changed := changed_data(self.path, data, SPLITS)):
+        if not self.resumed or not (changed := changed_data(self.path, data, TRAINING_SPLITS)):
             return
         before, now = read_json(self.path / KEPT / FINGERPRINTS, RESTORE).get('train', {}), data.fingerprint('train')
         names, held_out = self._opened['data.splits.test'], [before.get('cut_off'), now.get('cut_off')]
@@ -161,7 +160,7 @@ class RunDirectory:
                 raise UserError(f'config.data.dir={self._opened["data.dir"]} now has files of the test split, but this '
                                 f'split was held out from the training data when the run in {self.path} began. Rename '
                                 f'the files to another name NAME, and use config.data.splits.test={names},NAME')
-            advice = f'Use test,{names}' if '/' not in names and names not in SPLITS else (
+            advice = f'Use test,{names}' if '/' not in names and names not in TRAINING_SPLITS else (
                 f'Move or link the files of {names} into config.data.dir under another name NAME, and use test,NAME')
             raise UserError(f'config.data.splits.test={names}: the test data that was held out when the run began '
                             f'would return to the training data. {advice}')
@@ -173,7 +172,7 @@ class RunDirectory:
 
         A teacher also differs from no teacher. An imported run that has not been trained yet may get any teacher.
         """
-        if not self.resumed or not self._inputs_recorded():
+        if not self.resumed or not has_fingerprints(self.path):
             return
         path, now = self.path / KEPT / TEACHER, _arrays(objective)
         before = read_json(path, RESTORE) if path.exists() else {}
@@ -191,7 +190,7 @@ class RunDirectory:
         A run that was imported gets the fingerprints of its data when it is first trained.
         """
         if self.resumed:
-            from_leader('the fingerprints', lambda: None if self._inputs_recorded() else self._record_inputs(
+            from_leader('the fingerprints', lambda: None if has_fingerprints(self.path) else self._record_inputs(
                 data, objective))
             self._record_changes(config)
             # The first training of an imported run has chosen the precision of products (MEASURED).
@@ -250,11 +249,7 @@ class RunDirectory:
         if arrays := _arrays(objective):
             write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')
         write_text(self.path / KEPT / FINGERPRINTS,
-                   json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
-
-    def _inputs_recorded(self) -> bool:
-        """Returns whether the run has the fingerprints of its data. Imported runs have none before training."""
-        return has_fingerprints(self.path)
+                   json.dumps({split: data.fingerprint(split) for split in TRAINING_SPLITS}, indent=2) + '\n')
 
     def _record_changes(self, config: ConfigDict) -> None:
         def record():
@@ -343,7 +338,7 @@ def check_same_inputs(config: ConfigDict, data: Data) -> None:
                        if other.get(key) != value]:
             raise UserError(f'process {number} has another config than process 0 ({"; ".join(changed)}). Start all '
                             'processes with the same flags')
-    if processes := different('the data', [data.fingerprint(split) for split in SPLITS]):
+    if processes := different('the data', [data.fingerprint(split) for split in TRAINING_SPLITS]):
         raise UserError(f'{listed(processes)} and process 0 read different data. Use the same files in all processes')
 
 

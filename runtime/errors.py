@@ -23,6 +23,11 @@ def messages_of(check: Callable[[], object]) -> list[str]:
     return []
 
 
+def first_line(error: BaseException) -> str:
+    """Returns at most 300 characters of the first line of an error's message, or the error's type without a message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 def full_disk(error: BaseException | None) -> str | None:
     """Returns the operating system's message if the cause of `error` is a full disk, a quota or a file size limit.
 
@@ -61,9 +66,8 @@ def little_memory_explained() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # JAX raises RuntimeError
         if isinstance(error, RuntimeError) and not str(error).startswith('RESOURCE_EXHAUSTED'):
             raise
-        reason = str(error).partition('\n')[0] or type(error).__name__
-        raise UserError(f'not enough memory ({reason}). Reduce the size of the batch (batch.tokens, batch.rows, '
-                        '--batch_size), the model (model.d_model, model.num_layers) or the search (--beam, '
+        raise UserError(f'not enough memory ({first_line(error)}). Reduce the size of the batch (batch.tokens, '
+                        'batch.rows, --batch_size), the model (model.d_model, model.num_layers) or the search (--beam, '
                         '--extra_length)') from error
 
 
@@ -127,6 +131,12 @@ def nearest(name: str, names: Sequence[str]) -> str:
     """
     close = difflib.get_close_matches(name, names, 3, 0.4)
     return f'Did you mean {", ".join(close)}?' if close else f'Use one of {", ".join(list(names)[:8])}'
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """Returns the first `most` names, and the number of the remaining names, such as 'a, b and 3 more'."""
+    more = f' and {len(names) - most} more' if len(names) > most else ''
+    return ', '.join(names[:most]) + more
 
 
 def option_like(option: str, options: Iterable[str]) -> str:

@@ -25,11 +25,12 @@ from typing_extensions import override
 from runtime.errors import FULL_DISK, UserError
 from runtime.files import write_text
 from runtime.process_setup import signals_delayed
+from runtime.stopping import STOPPED
 
-INTERRUPTED = 75  # EX_TEMPFAIL: exit status of train.py after it has saved and stopped on request
 FULL = os.EX_IOERR  # `Job` returns this status if a command failed because the disk is full
-STOPPED = {INTERRUPTED, *(status for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                          for status in (-number, 128 + number))}
+# The exit statuses of a run that a signal stopped, with or without saving a checkpoint.
+STOPPED_BY_SIGNAL = {STOPPED, *(status for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                                for status in (-number, 128 + number))}
 LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason for a failure
 SMALLEST_SPACE = 2 ** 16  # bytes: a disk with less free space is full
 TIME_LIMITS = 10_000  # how often submitit queues a job again after a time limit; submitit's default is 3
@@ -67,7 +68,7 @@ class Job:
         """Runs the commands until one fails, and returns an exit status.
 
         Returns 0 if all commands succeed, FULL if a command or the writing of the log fails because the disk is full,
-        and INTERRUPTED if `stop` or `kill` was called before a command, or if SIGKILL ended the process after such a
+        and STOPPED if `stop` or `kill` was called before a command, or if SIGKILL ended the process after such a
         call. Otherwise, returns the exit status of the failed command.
         """
         try:
@@ -87,7 +88,7 @@ class Job:
                 output.write(f'$ {shlex.join(command)}\n')
                 output.flush()
                 if self.stop_signal:
-                    return INTERRUPTED
+                    return STOPPED
                 # The process has its own session, so Ctrl-C in the terminal does not reach the process directly.
                 # `stop` sends it a signal instead. With close_fds=False, the process inherits the lock of the sweep's
                 # directory, and holds the lock until the process ends.
@@ -98,10 +99,10 @@ class Job:
                 status = self.process.wait()
             if status:
                 if self.stop_signal and status == -signal.SIGKILL:
-                    return INTERRUPTED  # `kill` has ended the process, so the run has not failed
-                if status not in STOPPED and self._is_disk_full(begin):
+                    return STOPPED  # `kill` has ended the process, so the run has not failed
+                if status not in STOPPED_BY_SIGNAL and self._is_disk_full(begin):
                     return FULL
-                if status not in STOPPED:
+                if status not in STOPPED_BY_SIGNAL:
                     self.write_failure(status)
                 return status
         return 0
@@ -265,9 +266,9 @@ class Slurm(Executor):
         except (UncompletedJobError, FailedJobError) as error:
             if (submitted.state.startswith(('CANCELLED', 'PREEMPTED', 'TIMEOUT', 'NODE_FAIL'))
                     or 'timed-out too many times' in str(error)):  # a message of submitit
-                return INTERRUPTED
+                return STOPPED
             job.failure.write_text(f'Slurm job {submitted.job_id} ended in the state {submitted.state}')
             return 1
-        if status not in {0, FULL, *STOPPED} and not job.failure.exists():
+        if status not in {0, FULL, *STOPPED_BY_SIGNAL} and not job.failure.exists():
             job.write_failure(status)  # NFS may show the file of the node up to a minute later
         return status

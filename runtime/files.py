@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from runtime.errors import UserError
 
 PARTIAL = '.partial'  # suffix of an incomplete file that the user may want to keep
+RESTORE = 'Restore the file from a copy of the run'  # advice for a damaged file of a run, see `read_json`
 
 log = logging.getLogger('allyouneed.files')
 
@@ -128,6 +129,17 @@ def check_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=existing).close()
 
 
+def check_new_folder(folder: Path, name: str) -> None:
+    """Checks that `folder` does not exist or is empty, and that files can be written in it.
+
+    Raises:
+      UserError: if not. The message begins with `name`, the option that sets the folder.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f'{name}={folder} exists and is not empty. Use a new or an empty folder')
+    check_folder(folder)
+
+
 def _exists(path: Path) -> bool:
     """Returns whether a path exists. Unlike Path.exists, raises OSError if the path is invalid or not accessible."""
     try:
@@ -190,10 +202,9 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
     return paths
 
 
-def plain_or_gz(base: Path, suffix: str) -> Path | None:
-    """Returns the path BASE.SUFFIX or BASE.SUFFIX.gz, or None if neither file exists."""
-    files = (Path(f'{base}.{suffix}{gz}') for gz in ('', '.gz'))
-    return next((file for file in files if os.path.isfile(file)), None)
+def plain_or_gz(path: Path) -> Path | None:
+    """Returns `path` or PATH.gz, or None if neither file exists."""
+    return next((file for file in (path, Path(f'{path}.gz')) if os.path.isfile(file)), None)
 
 
 def sha256(path: Path) -> str:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 import jax
 
 from runtime.agreement import Greatest
-from runtime.stopping import SAME_REQUEST
+from runtime.stopping import SAME_REQUEST, STOPPED
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPED = os.EX_TEMPFAIL  # exit status 75: the job has not failed, and a scheduler should start the job again
 
 log = logging.getLogger('allyouneed.train')
 

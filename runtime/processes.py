@@ -26,9 +26,9 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 from runtime import agreement
 from runtime.agreement import is_leader
-from runtime.errors import UserError
-from runtime.preemption import STOPPED
+from runtime.errors import UserError, first_line
 from runtime.rendezvous import Missing, meet
+from runtime.stopping import STOPPED
 
 HEARTBEAT = 60  # seconds without a heartbeat after which a process counts as lost
 SHUTDOWN = 20  # seconds that the shutdown of a process may take after an error
@@ -73,13 +73,7 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         raise UserError(f'{", ".join(missing)} is missing. Set all of the three flags {", ".join(flags)}, or none of '
                         'them. Every process needs its own --process_id')
     else:
-        parts = re.fullmatch(r'(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})', address)
-        if not parts or not 0 < int(parts[2]) < 65536:
-            raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0, such as node1:1234. '
-                            'Write an IPv6 address as [ADDRESS]:PORT')
-        host, port = parts[1].strip('[]'), int(parts[2])
-        if not 0 <= number < count:
-            raise UserError(f'--process_id={number} must be from 0 to {count - 1}, because --num_processes={count}')
+        host, port = _checked_address(address, count, number)
         options = {'coordinator_address': address, 'num_processes': count, 'process_id': number,
                    'cluster_detection_method': 'deactivate'}
         log.info('process %d of %d joins the job at %s', number, count, address)
@@ -89,9 +83,9 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
             meet(host, port, count, number, patience)
         jax.distributed.initialize(**options, initialization_timeout=patience, heartbeat_timeout_seconds=HEARTBEAT)
     except (Missing, RuntimeError) as error:
-        _leave(f'a process of this job is missing: {_first_line(error)}. {RESUME}', STOPPED)
+        _leave(f'a process of this job is missing: {first_line(error)}. {RESUME}', STOPPED)
     except ValueError as error:
-        raise UserError(f'the processes of this job cannot connect: {_first_line(error)}. Check '
+        raise UserError(f'the processes of this job cannot connect: {first_line(error)}. Check '
                         '--coordinator_address, --num_processes and --process_id') from None
     with ending_together():
         check_devices()
@@ -105,6 +99,17 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         # Gloo fails if the processes begin their first collective operation more than 30 s apart. Later operations have
         # no such limit.
         sync_global_devices('the start')
+
+
+def _checked_address(address: str, count: int, number: int) -> tuple[str, int]:
+    """Returns (host, port) of the address HOST:PORT. Raises UserError if an argument of `connect` is not allowed."""
+    parts = re.fullmatch(r'(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})', address)
+    if not parts or not 0 < int(parts[2]) < 65536:
+        raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0, such as node1:1234. Write an '
+                        'IPv6 address as [ADDRESS]:PORT')
+    if not 0 <= number < count:
+        raise UserError(f'--process_id={number} must be from 0 to {count - 1}, because --num_processes={count}')
+    return parts[1].strip('[]'), int(parts[2])
 
 
 def refuse_unequal_devices() -> None:
@@ -151,9 +156,9 @@ def ending_together() -> Iterator[None]:
     except Exception as error:
         if global_state.client is not None:  # there are several processes
             if isinstance(error, Missing) or lost(error):
-                _leave(f'another process of this job is lost ({_first_line(error)}). {RESUME}', STOPPED)
+                _leave(f'another process of this job is lost ({first_line(error)}). {RESUME}', STOPPED)
             timer = threading.Timer(SHUTDOWN, _leave, [
-                f'the other processes have not ended {SHUTDOWN} s after this error: {_first_line(error)}', 2])
+                f'the other processes have not ended {SHUTDOWN} s after this error: {first_line(error)}', 2])
             timer.daemon = True
             timer.start()
             text = communication_error(error)
@@ -187,10 +192,6 @@ def _leave(reason: str, status: int) -> None:
         os._exit(status)  # even if stderr cannot be written
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).partition('\n')[0] or type(error).__name__
-
-
 def check_devices() -> None:
     """Raises UserError if JAX finds no device of the platform in JAX_PLATFORMS."""
     try:
@@ -198,7 +199,7 @@ def check_devices() -> None:
     except (AssertionError, RuntimeError) as error:  # AssertionError, without a message, if a plugin is missing
         if re.search('coordination|heartbeat|keyvalue', str(error), re.IGNORECASE):  # another process is lost
             raise
-        reason = str(error).partition('\n')[0] or 'JAX cannot use this platform'
+        reason = first_line(error) if str(error) else 'JAX cannot use this platform'
         raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {reason}. Set it to cpu, '
                         'or unset it') from None
 

@@ -1,5 +1,7 @@
 """Resources of a process: its memory, and the time that JAX spends on compiling."""
 
+import time
+
 import jax
 
 from runtime.memory import resident
@@ -33,3 +35,20 @@ class CompileTime:
 
 
 compile_time = CompileTime()
+
+
+class Stopwatch:
+    """The seconds since the object was created, and how many of them JAX has spent on compiling."""
+
+    def __init__(self):
+        self.began, self._compiled_before = time.perf_counter(), compile_time.seconds
+
+    def read(self) -> tuple[float, float]:
+        """Returns (seconds since the object was created, seconds of compilation among them)."""
+        return time.perf_counter() - self.began, compile_time.seconds - self._compiled_before
+
+    def speed(self, tokens: float) -> dict[str, float]:
+        """Returns the measured times, and the speed at which `tokens` were computed in the time without compilation."""
+        seconds, compiling = self.read()
+        return {'seconds': seconds, 'compile_seconds': compiling,
+                'tokens_per_second': tokens / max(seconds - compiling, 1e-9)}

@@ -378,14 +378,14 @@ class Pairs(PairData):
     """Pairs of the splits that it was made of."""
 
     def __init__(self, splits):
-        self.pairs, self._corpus = splits.__getitem__, None  # no split is held out from files
+        self.pairs, self._source = splits.__getitem__, None  # no split is held out from files
 
 
 class Images(LabelledData):
     """The images of the arrays that it was made of."""
 
     def __init__(self, arrays):
-        self.arrays = arrays
+        self.arrays = self._source = arrays
 
 
 @pytest.fixture

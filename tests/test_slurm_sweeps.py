@@ -11,7 +11,8 @@ import warnings
 import pytest
 from submitit.core.utils import FailedJobError
 
-from runtime.executors import INTERRUPTED, Job, Slurm
+from runtime.executors import Job, Slurm
+from runtime.stopping import STOPPED
 from tests.sweep_bench import ENVIRONMENT, command, start, sweep, sweep_bench, times_begun  # noqa: F401 (a fixture)
 
 SLURM = {
@@ -63,7 +64,7 @@ def test_a_run_that_needs_longer_than_the_time_limit_has_not_failed(bench, clust
     executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
     assert executor._executor._executor.max_num_timeout == 10_000
     timed_out = types.SimpleNamespace(result=result, state='COMPLETED', job_id='4_0')
-    assert executor._status(job, timed_out) == INTERRUPTED and not job.failure.exists()
+    assert executor._status(job, timed_out) == STOPPED and not job.failure.exists()
 
 
 def test_a_job_is_queued_again_if_the_signal_arrives_between_two_commands(tmp_path):

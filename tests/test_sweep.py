@@ -23,7 +23,8 @@ from configs import demo, pendulum
 from configs.options import flatten
 from configs.sweeps import over, product, seeds
 from input_pipeline import problems
-from runtime.executors import FULL, INTERRUPTED, Job, Local
+from runtime.executors import FULL, Job, Local
+from runtime.stopping import STOPPED
 from tests.sweep_bench import (  # noqa: F401 (a fixture)
     ENVIRONMENT,
     ROOT,
@@ -199,9 +200,9 @@ def test_a_failed_run_does_not_stop_other_runs_and_can_be_repeated(bench):
 
 @pytest.mark.slow
 def test_a_stopped_sweep_stops_its_runs_and_can_be_resumed(bench):
-    script, line = bench / 'sweep.py', 'from runtime.stopping import SAME_REQUEST\n'
+    script, line = bench / 'sweep.py', 'from runtime.stopping import SAME_REQUEST, STOPPED\n'
     assert line in script.read_text()
-    script.write_text(script.read_text().replace(line, 'SAME_REQUEST = 600\n'))
+    script.write_text(script.read_text().replace(line, f'{line}SAME_REQUEST = 600\n'))
     process = start(bench)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -374,7 +375,7 @@ def test_a_sweep_lists_interrupted_runs_and_ends_with_their_status(bench):
     script.write_text(script.read_text().replace("'Traceback: two heads are bad luck'", '1 if seed else 75'))
     done = sweep(bench, heads=[2, 1], seeds=1)
     line = '1 runs were interrupted: num_heads=2,seed=0. Run the same command again to resume them'
-    assert done.returncode == INTERRUPTED and line in done.stderr
+    assert done.returncode == STOPPED and line in done.stderr
     more = sweep(bench, heads=[2, 1], seeds=2)
     assert more.returncode == 1 and line in more.stderr and '1 runs failed: num_heads=2,seed=1.' in more.stderr
 
@@ -395,7 +396,7 @@ def test_an_empty_reason_for_a_failure_on_a_full_disk_is_removed(tmp_path, monke
     assert job() == FULL and not job.failure.exists()
 
 
-@pytest.mark.parametrize('requests, status', [(['stop'], -signal.SIGTERM), (['stop', 'kill'], INTERRUPTED)])
+@pytest.mark.parametrize('requests, status', [(['stop'], -signal.SIGTERM), (['stop', 'kill'], STOPPED)])
 def test_a_process_that_starts_while_its_job_is_stopped_is_ended(requests, status, tmp_path, monkeypatch):
     """The process gets the signal of the last request. In the case with 'kill', it ignores SIGTERM."""
     start = subprocess.Popen
@@ -421,7 +422,7 @@ def test_a_run_that_is_killed_because_it_stops_slowly_has_not_failed(tmp_path):
         wait_for(tmp_path / 'begun')
         job.stop()
         job.kill()
-        assert status.result() == INTERRUPTED and not job.failure.exists()
+        assert status.result() == STOPPED and not job.failure.exists()
 
 
 def test_an_error_of_the_sweep_stops_its_runs(progress, tmp_path):

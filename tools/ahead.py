@@ -28,7 +28,7 @@ from input_pipeline.tokenizer import BOS, EOS, PAD, ByteTokenizer
 from model.build import build_model
 from model.evaluation import forward
 from run_directory.trained import vocabulary_from
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from runtime.files import naming
 from tools.chips import Topology
 from tools.program import Collective, Program
@@ -93,7 +93,7 @@ def devices_of(topology: Topology) -> Devices:
     try:
         description = topologies.get_topology_desc(platform='tpu', topology_name=name, **options)
     except Exception as error:  # jaxlib does not document which exceptions it raises
-        reason = str(error).splitlines()[0][:300]
+        reason = first_line(error)
         if not importlib.util.find_spec('libtpu'):
             raise UserError(f'--topology={topology}: compiling for a TPU needs libtpu ({reason}). Run '
                             'pip install -e ".[plan]", or use --formula') from None
@@ -335,7 +335,7 @@ def _compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         used = re.search(r'Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT])', str(error))
         sizes = [float(number) * 1024 ** ('KMGT'.index(unit) + 1) for number, unit in
                  zip(used.groups()[::2], used.groups()[1::2], strict=True)] if used else [None, None]
-        raise TooLarge(str(error).splitlines()[0][:300], *sizes) from None
+        raise TooLarge(first_line(error), *sizes) from None
 
 
 def _shards(shapes: PyTree) -> float:

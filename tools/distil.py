@@ -20,7 +20,7 @@ from absl import flags
 from command_line import run_script
 from configs.options import COUNT
 from runtime.errors import UserError
-from runtime.files import check_folder, expanded
+from runtime.files import check_new_folder, expanded
 from runtime.process_setup import slow_imports
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of the teacher, or A,B,C for an ensemble.')
@@ -42,9 +42,7 @@ def main() -> None:
     if problem := COUNT.problem(SENTENCES.value):
         raise UserError(f'--sentences={SENTENCES.value} {problem}')
     folder = expanded(OUTPUT.value)
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UserError(f'--output={folder} is not empty. Use a new folder')
-    check_folder(folder)
+    check_new_folder(folder, '--output')
 
     with slow_imports():
         from inference.options import search_options

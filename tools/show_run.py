@@ -6,7 +6,6 @@ the parameters.
 
 import contextlib
 import importlib
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from configs import recipes
 from configs.options import flatten, is_used
 from configs.tasks import METRICS, goodness
 from run_directory.records import CONFIG, EVALUATED, METRICS_FILE, damaged_metrics, no_run, tensorboard
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from runtime.files import expanded, files_in
 from runtime.process_setup import slow_imports
 
@@ -106,6 +105,7 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
       UserError: if the checkpoint is damaged.
     """
     with slow_imports():  # of Orbax, which --help does not need
+        from model import parameter_count
         from run_directory.checkpoints import Checkpoints, described
         from run_directory.damage import refuse_pipes
 
@@ -115,20 +115,14 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
     folder = workdir / 'checkpoints' / str(steps[-1])
     try:
         refuse_pipes(folder)
-        parts = {name: count(part) for name, part in described(folder / 'state')['params'].items()}
+        parts = {name: parameter_count(part) for name, part in described(folder / 'state')['params'].items()}
     except Exception as error:  # Orbax does not document which exceptions it raises
         if Checkpoints(workdir).steps()[-1:] != steps[-1:]:  # a training has replaced the newest checkpoint
             return read_checkpoints(workdir)
-        reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
-        raise UserError(f'{folder} is damaged: {reason}. Move this folder to another place to show the run without '
-                        'this checkpoint') from error
+        raise UserError(f'{folder} is damaged: {first_line(error)}. Move this folder to another place to show the run '
+                        'without this checkpoint') from error
     return steps, [f'{sum(parts.values()):,} parameters: '
                    + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
-
-
-def count(tree: Any) -> int:
-    """Returns the number of elements in the arrays of a tree. The leaves of the tree are shapes."""
-    return sum(map(count, tree.values())) if isinstance(tree, dict) else math.prod(tree.shape)
 
 
 def progress_lines(run: RunRecord) -> Iterator[str]:

@@ -24,7 +24,7 @@ from run_directory.records import CONFIG, RECIPE, read_config
 from run_directory.trained import TrainedModel, make_model
 from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
-from runtime.files import check_folder, expanded, naming, write_text
+from runtime.files import check_new_folder, expanded, naming, write_text
 from runtime.folders import written_folder
 from runtime.processes import check_devices
 from training.optimizer import make_optimizer, make_schedule
@@ -62,9 +62,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
         written. After an error, no files remain.
     """
     folder = expanded(workdir)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'--workdir={folder} exists and is not empty. Use a new or an empty directory')
-    check_folder(folder)
+    check_new_folder(folder, '--workdir')
     check_devices()
     use_compilation_cache(cache_folder(''))
     model = read_huggingface(expanded(source), recipe=recipe, allow_nonfinite=allow_nonfinite)

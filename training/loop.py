@@ -35,7 +35,6 @@ from inference.text import SearchModel
 from input_pipeline.batches import Batch, Plan, prefetch
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
-from input_pipeline.splits import log_once, warn_once
 from input_pipeline.tokenizer import PAD
 from model.build import build_model, check_fits
 from model.evaluation import Objective, evaluate
@@ -51,9 +50,11 @@ from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.files import expanded
 from runtime.memory import peak_resident
-from runtime.preemption import STOPPED, StopSignals
+from runtime.once import log_once, warn_once
+from runtime.preemption import StopSignals
 from runtime.processes import ending_together, leader_first
 from runtime.resources import compile_time, memory
+from runtime.stopping import STOPPED
 from training.compiled import Compiled
 from training.curve import LiveCurve, in_notebook, log_shown
 from training.mesh import check_kernel

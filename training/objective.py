@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from configs.rules import cross_head, cross_heads
+from configs.rules import cross_head, cross_heads, default_cross_head
 from configs.tasks import TASKS
 from input_pipeline.data import Data
 from model import Params
@@ -154,11 +154,10 @@ def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
 def guided_head(config: ConfigDict) -> tuple[int, int | None]:
     """Returns the layer and the head that config.train.guided_head selects, counted from 0.
 
-    The head is None if the option selects the mean of all heads of the layer. The default is the mean of all heads of
-    the second-to-last layer. Garg et al. 2019 found the best alignments in this layer.
+    The head is None if the option selects the mean of all heads of the layer. See `default_cross_head` for the default.
     """
     layers, heads = cross_heads(config.model)
-    return cross_head(config.train.guided_head, layers, heads) or (max(0, layers - 2), None)
+    return cross_head(config.train.guided_head, layers, heads) or default_cross_head(layers)
 
 
 def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], weight: float) -> Objective:

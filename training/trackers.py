@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from configs.options import flatten
 from run_directory.records import EVALUATED, read_metrics
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from runtime.files import read_json, write_text
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Tolerant:
         except Exception as error:  # noqa: BLE001 (trackers raise many classes, and none may end the training)
             self._tracker = None
             log.warning('%s has failed (%s). This process sends no more metrics to it. metrics.jsonl has all metrics',
-                        self._name, _first_line(error))
+                        self._name, first_line(error))
 
 
 # Option of config.track, which is also the name of a package -> name, class and setup of the tracker.
@@ -205,7 +205,7 @@ def check_trackers(config: ConfigDict) -> None:
                 importlib.import_module(package)
             except ImportError as error:
                 raise UserError(f'config.track.{package}={project!r}: the package {package} cannot be imported '
-                                f"({_first_line(error)}). Install it: pip install -e '.[{package}]'") from None
+                                f"({first_line(error)}). Install it: pip install -e '.[{package}]'") from None
 
 
 def open_trackers(config: ConfigDict, workdir: Path) -> list[Tolerant]:
@@ -224,7 +224,7 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Tolerant]:
         try:
             tracker = make(importlib.import_module(package), project, config, workdir, saved)
         except Exception as error:  # noqa: BLE001 (trackers raise many classes)
-            raise UserError(f'config.track.{package}={project!r}: {name} cannot be used: {_first_line(error)}. Set up '
+            raise UserError(f'config.track.{package}={project!r}: {name} cannot be used: {first_line(error)}. Set up '
                             f'{name} ({setup}), or remove the option. metrics.jsonl and TensorBoard have all metrics, '
                             f'too. If the run was deleted in {name}, delete {path}') from None
         # True if the run began in an earlier version of this program.
@@ -234,7 +234,3 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Tolerant]:
     if trackers:
         write_text(path, json.dumps(ids, indent=2) + '\n')
     return trackers
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -24,7 +24,7 @@ from configs.options import DEFAULTS
 from model import Params
 from model.adapters import ADAPTERS, merged
 from run_directory.initial import InitialValues
-from runtime.errors import UserError, did_you_mean
+from runtime.errors import UserError, did_you_mean, first_names
 
 TRAINED, FROZEN = 'trained', 'frozen'
 MAX_NAMES = 12  # maximum number of names in a message
@@ -82,8 +82,7 @@ class Tuning(NamedTuple):
                      and (not matches(name, self.adapted) if self.rank else matches(name, self.frozen))]
         if not untrained:
             return
-        more = f' and {len(untrained) - MAX_NAMES} more' if len(untrained) > MAX_NAMES else ''
-        names = ', '.join(untrained[:MAX_NAMES]) + more
+        names = first_names(untrained, MAX_NAMES)
         advice = '' if initial else 'Set config.train.init_from to a trained run'
         if self.rank:
             raise UserError(f'config.train.lora_rank={self.rank}: these matrices start with random values and have no '

@@ -28,6 +28,7 @@ from input_pipeline.preprocessing import Preprocessing
 from model.blocks import BlockConfig
 from model.patches import PatchTransformer
 from runtime.errors import UserError
+from runtime.once import warn_once
 
 
 @pytest.mark.parametrize('panels', [1, 5])
@@ -90,8 +91,8 @@ def test_dollars_in_the_names_of_classes_are_no_formula(tmp_path):
 def test_characters_that_no_font_has_are_boxes_and_one_line_of_the_log(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
     monkeypatch.setattr(pictures, '_installed_families', dict)  # no fonts except the default, DejaVu Sans
-    for cached in '_family', '_warn_of_boxes':
-        monkeypatch.setattr(pictures, cached, functools.cache(getattr(pictures, cached).__wrapped__))
+    monkeypatch.setattr(pictures, '_family', functools.cache(pictures._family.__wrapped__))
+    warn_once.cache_clear()
     figure = attention_figure(np.eye(2)[None], ['\u4f60\u597da', '\u05e9'], ['\u0928\u092e', '$'], ['\u4f60'])
     axes, _ = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ['\u25a1\u25a1a', '\u05e9']

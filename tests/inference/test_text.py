@@ -24,12 +24,13 @@ from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.outputs import Hypothesis, Output
 from inference.text import TextModel
-from inference.translate import Translator, _warn
+from inference.translate import Translator
 from input_pipeline.data import DocumentData, PairData
 from input_pipeline.text_files import decode_lines, read_lines
 from input_pipeline.tokenizer import BOS, ByteTokenizer, train_tokenizer
 from model.losses import Sums
 from runtime.errors import UserError
+from runtime.once import warn_once
 from tests.real_text import pieces, training_lines
 
 ROOT = Path(__file__).parents[2]
@@ -310,7 +311,7 @@ def test_a_perfect_translator_into_a_language_without_spaces(language, metric, b
     config.update_from_flattened_dict({'data.target_lang': language, 'eval.metric': metric})
     check_config(config)
     data.pairs = lambda split: [(line, line) for line in ['我们今天去北京。', '他喜欢吃苹果。', '天气很好。']]
-    _warn.cache_clear()
+    warn_once.cache_clear()
     metrics = Echo().validate(data, Sums(0.0, 1.0, {}), config).metrics
     assert metrics[metric] == pytest.approx(bleu if metric == 'bleu' else 100)
     assert ('3 of 3 references have fewer than 4 tokens' in caplog.text) == warned

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from configs.tasks import BUILTIN_ARRAYS
-from input_pipeline import dynamics, splits
+from input_pipeline import dynamics
 from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.arrays import BUILTIN, ArrayData, open_arrays
 from input_pipeline.examples import Examples
 from input_pipeline.splits import Parts
+from runtime import once
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, in_memory, options
 
@@ -155,7 +156,7 @@ def test_targets_that_are_not_classes_are_refused(targets, message):
 # Warnings
 
 def logged(caplog, data, *splits_to_read):
-    splits.warn_once.cache_clear()
+    once.warn_once.cache_clear()
     caplog.clear()
     for split in splits_to_read:
         data.targets(split)
@@ -204,7 +205,7 @@ def test_equal_examples_of_another_type_are_logged(caplog, train, test):
 
 @pytest.mark.parametrize('most, warned', [(1, True), (2, False)])
 def test_black_and_white_images_as_bytes_of_0_and_1_are_logged(caplog, most, warned):
-    splits.warn_once.cache_clear()
+    once.warn_once.cache_clear()
     images = np.zeros((4, 2, 2, 1), np.uint8)
     images[2:] = most
     in_memory(images, np.array([0, 0, 1, 1])).inputs('train')
@@ -212,7 +213,7 @@ def test_black_and_white_images_as_bytes_of_0_and_1_are_logged(caplog, most, war
 
 
 def test_the_names_of_the_classes_are_logged(caplog):
-    splits.log_once.cache_clear()
+    once.log_once.cache_clear()
     caplog.set_level('INFO', logger='allyouneed')
     for targets, classes in ((np.array(['dog', 'cat'] * 5), '2 classes (cat, dog)'),
                              (np.arange(10), '10 classes (0, 1, 2, 3, 4 and 5 more)')):

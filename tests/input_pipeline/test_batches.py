@@ -215,5 +215,5 @@ def test_no_batch_is_padded_beyond_the_maximum_length_of_a_sentence_if_there_is_
     config = wmt14_base.get_config()
     config.data.max_length, config.train.teacher = 27, 'runs/teacher'
     monkeypatch.setattr(data, 'open_store', lambda *_: Store([(26, 3), (5, 26), (1, 1)]))
-    pairs = types.SimpleNamespace(_config=config, _corpus=None, _cache=None, tokenizers={})
+    pairs = types.SimpleNamespace(_config=config, _source=None, _cache=None, tokenizers={})
     assert max(data.PairData.plan(pairs, 'train').bucket_lengths) == 27

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, TiffImagePlugin
 
-from input_pipeline import splits
 from input_pipeline.array_files import read_inputs
 from input_pipeline.arrays import open_arrays
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
+from runtime import once
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import (
     CLASSES,
@@ -136,7 +136,7 @@ def test_the_splits_do_not_depend_on_the_size_of_the_images(tmp_path):
 
 
 def test_images_of_two_splits_that_are_equal_after_scaling_are_logged(tmp_path, caplog):
-    splits.warn_once.cache_clear()
+    once.warn_once.cache_clear()
     for number in range(60):
         image = np.random.default_rng(number).integers(0, 256, (8, 12, 3)).astype(np.uint8)
         save_image(tmp_path / 'a' / f'{number}.png', image)
@@ -171,7 +171,7 @@ def test_a_palette_of_the_levels_of_grey_in_order_is_greyscale_in_training(tmp_p
 
 
 def test_images_with_transparency_are_counted(tmp_path, caplog):
-    splits.log_once.cache_clear()
+    once.log_once.cache_clear()
     caplog.set_level('INFO', logger='allyouneed')
     palette = Image.fromarray(COLOUR).quantize(20)
     save_image(tmp_path / 'train/a/1.png', COLOUR)

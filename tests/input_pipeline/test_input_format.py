@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from input_pipeline import splits
 from input_pipeline.arrays import ArrayData
 from input_pipeline.examples import Examples
 from input_pipeline.input_format import InputFormat
+from runtime import once
 from runtime.errors import UserError
 
 BYTES = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 1)).astype(np.uint8)
@@ -54,7 +54,7 @@ def test_images_that_are_only_0_and_1_keep_their_numbers():
 
 
 def test_series_far_outside_the_range_of_training_are_predicted_with_a_warning(caplog):
-    splits.warn_once.cache_clear()
+    once.warn_once.cache_clear()
     form = form_of(SERIES)
     np.testing.assert_array_equal(form.prepare(SERIES + 0.5), SERIES + 0.5)
     assert 'far outside' not in caplog.text

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from input_pipeline import splits
 from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.array_files import read_inputs
 from input_pipeline.arrays import open_arrays
+from runtime import once
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import options, read, write_csv, write_npz
 
@@ -111,7 +111,7 @@ def test_csv_split_with_other_columns(tmp_path):
                                    ('2024-01-01T00:00+00:00', '2024-01-01T00:30+01:00', '2023-12-31T23:00Z')])
 def test_the_rows_of_a_series_are_sorted_by_time(tmp_path, times, caplog):
     """The rows of two series are also interleaved, in the order of decreasing time."""
-    splits.log_once.cache_clear()
+    once.log_once.cache_clear()
     caplog.set_level('INFO', logger='allyouneed')
     write_csv(tmp_path, 'time,series,x,target', *(f'{time},{series},{number + ord(series)},0'
                                                  for number, time in enumerate(times) for series in 'ab'))
@@ -130,13 +130,13 @@ def test_close_times_keep_their_order_and_their_equal_steps(tmp_path, times, cap
 
 
 def test_irregular_steps_of_time_are_logged_with_their_numbers(tmp_path, caplog):
-    splits.warn_once.cache_clear()
+    once.warn_once.cache_clear()
     write_csv(tmp_path, 'series,time,x,target', *(f'{series},{time},1,0' for series in 'ab'
                                                  for time in (0, 1, 2, 3 + (series == 'b'))))
     read(tmp_path)
     assert ('train.csv: 1 of 6 steps of the column time differ by more than 10% from the median step of 1: they are 1 '
             'to 2. The model reads the rows as equally spaced') in caplog.text
-    splits.warn_once.cache_clear()
+    once.warn_once.cache_clear()
     caplog.clear()
     write_csv(tmp_path, 'series,time,x,target', *(f'a,2024-0{month}-01,1,0' for month in range(1, 8)))
     read(tmp_path)  # February is shorter, by 6 %
@@ -157,7 +157,7 @@ def test_the_splits_do_not_depend_on_the_padding_of_series(tmp_path):
 
 
 def test_shorter_series_are_padded_and_the_padding_is_hidden(tmp_path, caplog):
-    splits.log_once.cache_clear()
+    once.log_once.cache_clear()
     caplog.set_level('INFO', logger='allyouneed')
     write_csv(tmp_path, 'series,x,y,target', 'a,1,2,0', 'b,1,2,1', 'b,3,4,1', 'b,5,6,1', 'c,7,8,0', 'c,9,9,0')
     write_csv(tmp_path, 'series,x,y,target', 'd,3,4,0', split='test')
@@ -196,7 +196,7 @@ def test_a_series_that_is_shorter_than_all_training_series_is_reported_as_shorte
 
 @pytest.mark.parametrize('kind', ['csv', 'npz'])
 def test_missing_values_get_the_mean_of_the_channel(tmp_path, kind, caplog):
-    splits.log_once.cache_clear()
+    once.log_once.cache_clear()
     caplog.set_level('INFO', logger='allyouneed')
     if kind == 'csv':
         write_csv(tmp_path, 'series,x,y,target', 'a,1,2,0', 'a,,NA,0', 'a,4,nan,0', 'b,7,8,1', 'b,1,1,1')

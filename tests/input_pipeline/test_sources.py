@@ -353,11 +353,11 @@ def test_tfds_is_read_without_tensorflow(prepared):
 def test_a_split_for_evaluations_is_read_once_and_training_pairs_are_not_kept(monkeypatch):
     read, stores = [], []
     pairs = object.__new__(PairData)
-    pairs._pairs, pairs._corpus = {}, types.SimpleNamespace(pairs=lambda split: read.append(split) or [('a', 'b')])
+    pairs._pairs, pairs._source = {}, types.SimpleNamespace(pairs=lambda split: read.append(split) or [('a', 'b')])
     assert [pairs.pairs(split) for split in ('validation', 'train', 'validation', 'train')] == 4 * [[('a', 'b')]]
     assert read == ['validation', 'train', 'train']
     documents = object.__new__(DocumentData)
-    documents._stores, documents._documents, documents._cache, documents.tokenizers = {}, None, None, {}
+    documents._stores, documents._source, documents._cache, documents.tokenizers = {}, None, None, {}
     monkeypatch.setattr(data_module, 'open_document_store',
                         lambda _, split, *__: stores.append(split) or object.__new__(TokenStore))
     for split in ('validation', 'test', 'validation'):

@@ -17,8 +17,8 @@ import time
 
 import pytest
 
-from runtime.preemption import STOPPED
 from runtime.processes import HEARTBEAT
+from runtime.stopping import STOPPED
 from tests.jobs import Job
 from tests.scripts import parameters, train_arguments
 

@@ -17,8 +17,8 @@ import yaml
 
 from benchmarks.processes import free_port
 from configs import multi30k_best
-from runtime.preemption import STOPPED
 from runtime.processes import detected
+from runtime.stopping import STOPPED
 from tests.scripts import ROOT, STEPS, parameters, train_arguments
 
 SCRIPTS = sorted(path.name for path in (ROOT / 'launch').glob('*.sh'))

@@ -16,7 +16,7 @@ import pytest
 
 import inference
 from runtime.files import write_text
-from runtime.preemption import STOPPED
+from runtime.stopping import STOPPED
 from tests.jobs import Job
 from tests.scripts import ROOT
 from tests.test_faults import script_arguments

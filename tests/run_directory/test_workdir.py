@@ -22,7 +22,7 @@ from run_directory.records import read_config
 from run_directory.workdir import RunDirectory
 from runtime.agreement import Greatest
 from runtime.errors import UserError
-from runtime.preemption import STOPPED
+from runtime.stopping import STOPPED
 from tests.tiny_run import said, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.objective import make_objective

@@ -74,6 +74,16 @@ def test_a_folder_that_takes_no_files_is_named(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_only_a_missing_or_an_empty_folder_is_new(tmp_path):
+    (tmp_path / 'old').mkdir()
+    (tmp_path / 'file').touch()
+    for folder in tmp_path / 'old', tmp_path / 'missing':
+        files.check_new_folder(folder, '--output')
+    for folder in tmp_path, tmp_path / 'file':
+        with pytest.raises(UserError, match=f'^--output={folder} exists and is not empty'):
+            files.check_new_folder(folder, '--output')
+
+
 @pytest.mark.parametrize('content', ['', '3', '{', '[]', 'null', '\udcff', '[' * 100_000, None])
 def test_damaged_json_is_named(tmp_path, content):
     if content is not None:
