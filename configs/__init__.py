@@ -22,12 +22,12 @@ def recipe(name: str) -> ConfigDict:
     `name` is the NAME of a recipe, such as 'demo'. It may also be 'fine_tune:RUN' for a run directory RUN.
 
     Raises:
-      UserError: if there is no recipe of this name, or the recipe has no argument.
+      UserError: if there is no recipe of this name, or `name` has an argument that the recipe does not take.
     """
     module, _, argument = name.partition(':')
     names = [path.stem for path in recipes()]
     if module not in [*names, 'fine_tune']:
         raise UserError(f'there is no recipe {module!r}{did_you_mean(module, names) or ". Use " + ", ".join(names)}')
     if argument and module in names:
-        raise UserError(f'recipe {name!r}: only fine_tune has an argument. Use {module!r}')
+        raise UserError(f'recipe {name!r}: only fine_tune takes an argument. Use {module!r}')
     return importlib.import_module(f'configs.{module}').get_config(*[argument] if argument else [])

@@ -24,7 +24,10 @@ def messages_of(check: Callable[[], object]) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns at most 300 characters of the first line of an error's message, or the error's type without a message."""
+    """Returns the first line of an error's message, truncated to 300 characters.
+
+    If the error has no message, returns the name of its type.
+    """
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 

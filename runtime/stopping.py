@@ -1,4 +1,7 @@
-"""The exit status of a stopped run, and which signals count as one request to stop. sweep.py imports it without JAX."""
+"""The exit status of a stopped run, and the time during which several signals count as one request to stop.
+
+sweep.py imports this module without JAX.
+"""
 
 import os
 

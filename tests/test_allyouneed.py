@@ -68,7 +68,7 @@ def test_every_name_is_loaded_and_others_are_named():
     assert allyouneed.recipe('demo').model.kind == 'transformer'
     with pytest.raises(allyouneed.UserError, match="no recipe 'dmeo': did you mean demo"):
         allyouneed.recipe('dmeo')
-    with pytest.raises(allyouneed.UserError, match="recipe 'demo:x': only fine_tune has an argument. Use 'demo'"):
+    with pytest.raises(allyouneed.UserError, match="recipe 'demo:x': only fine_tune takes an argument. Use 'demo'"):
         allyouneed.recipe('demo:x')
 
 

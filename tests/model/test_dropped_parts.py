@@ -97,7 +97,7 @@ def test_activations_of_embeddings_are_dropped_in_training(make, inputs):
 
 
 def test_rnnsearch_drops_embeddings_and_readouts():
-    """The dropout rate is almost 1, so embeddings and readouts are zero."""
+    """The rate 1 is rounded to 1 - 2^-16. With this key, all embeddings and readouts are dropped."""
     module = RNNSearch(12, 12, d_model=6, d_hidden=5, dropout=1.0, share_embeddings='none')
     params = random_params(module, TOKENS, TOKENS)
     np.testing.assert_array_equal(in_training(module, params, TOKENS, TOKENS), 0)

@@ -8,6 +8,7 @@ import pytest
 import inference
 from analysis.attribution import attribute
 from analysis.heads import GatedHeads
+from analysis.inside import AnalysisRequest, head_roles
 from analysis.logit_lens import logit_lens
 from analysis.patching import patching_map
 from tests.scripts import script
@@ -43,6 +44,12 @@ def test_pruning(inside):
     assert numbers.keys() == {'encoder', 'decoder', 'cross'}
     for curves in numbers.values():
         assert [removed for removed, _ in curves['by importance']] == [0, 1, 2]
+
+
+def test_roles(run, inside):
+    expected = head_roles(inference.load(run[0]), AnalysisRequest('test', 3)).numbers
+    numbers = inside('roles', '--split=test', '--count=3')
+    assert numbers and json.dumps(numbers) == json.dumps(expected)
 
 
 def test_logit_lens(run, inside):
