@@ -25,7 +25,15 @@ from configs.sweeps import differing, run_names, short_names
 from configs.tasks import METRICS, goodness
 from configs.versions import is_run, renamed, upgraded
 from run_directory.progress import judge_all
-from run_directory.records import CONFIG, EVALUATED, EXPORTED, read_config, read_metrics, saved_steps
+from run_directory.records import (
+    CONFIG,
+    EVALUATED,
+    EXPORTED,
+    METRICS_FILE,
+    read_config,
+    read_metrics,
+    saved_steps,
+)
 from runtime.errors import UserError, option_like
 from runtime.files import expanded, read_json
 
@@ -201,7 +209,8 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
         if (where / SWEEP).exists():
             return _runs_of_sweep(where)
         where = [where] if (where / CONFIG).exists() else sorted(
-            path.parent for path in where.glob(f'*/{CONFIG}') if is_run(path.parent))
+            path.parent for path in where.glob(f'*/{CONFIG}')
+            if is_run(path.parent) or (path.parent / METRICS_FILE).exists() or (path.parent / 'results').is_dir())
         if not where:
             raise UserError(f'{folder} has no runs. Use the directory of a sweep, or a folder of run directories')
     folders = [expanded(folder) for folder in where]

@@ -97,20 +97,22 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
 
 def check_data(file: str, config: ConfigDict, sweep: Iterable[Overrides], constant: Collection[str],
                split: str) -> None:
-    """Checks the data of the runs of a sweep, which are to be scored on `split`. Equal data is checked only once.
+    """Checks the data of the runs of a sweep, which are to be scored on `split`.
 
-    The other arguments are explained in `planned_runs`.
+    Configs for which `data_problems` reads the same options are checked only once. The other arguments are explained in
+    `planned_runs`.
 
     Raises:
-      UserError: if the data has problems, or has no split `split`. If the runs differ in the data, the message names
-        the run.
+      UserError: if the data has problems, or has no split `split`. If the runs differ in these options, the message
+        names the run.
     """
     configs = {}
     for overrides in sweep:
         changed = config.copy_and_resolve_references()
         changed.update_from_flattened_dict(overrides)
         if changed.data.source not in ELSEWHERE:
-            configs.setdefault(str(changed.data), (changed, overrides))
+            read = changed.task, str(changed.data), bool(changed.train.guided_alignment), changed.eval.metric
+            configs.setdefault(read, (changed, overrides))
     if not configs:
         return
     with slow_imports():  # of JAX, which is not needed for the built-in data

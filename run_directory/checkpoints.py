@@ -409,9 +409,12 @@ class Checkpoints:
         except OSError as error:
             if error.filename is None:  # such as a TimeoutError of Orbax
                 raise
+            valid = ''
+            with contextlib.suppress(OSError):  # the folder itself may have lost its permissions
+                valid = f' {_still_valid(self.steps())}.'
             raise UserError(f'{self._folder}: a checkpoint cannot be written, or an old checkpoint cannot be deleted: '
-                            f'{error.strerror or error}. {_still_valid(self.steps())}. Remove the cause, such as a '
-                            'missing permission, then run the same command again') from error
+                            f'{error.strerror or error}.{valid} Remove the cause, such as a missing permission, then '
+                            'run the same command again') from error
 
     def _no_room(self, _, reason: str) -> str:
         still = _still_valid([step for step in self.steps() if step != self._saving])

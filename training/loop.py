@@ -116,7 +116,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
             if stopped.code != STOPPED:
                 raise
             raise KeyboardInterrupt('stopped and saved. The same call resumes the training') from None
-    return load(workdir)
+    return load(directory.path)
 
 
 class TrainingParts(NamedTuple):

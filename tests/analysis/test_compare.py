@@ -25,7 +25,6 @@ CONFIG = flatten(demo.get_config()) | SHORT
 def write_run(folder, overrides, bleu, steps=(50, 100), **results):
     """A run of the demo that was scored on validation if it came to its end."""
     (folder / 'results').mkdir(parents=True)
-    (folder / 'data').mkdir()
     config = demo.get_config()
     config.update_from_flattened_dict(SHORT | overrides)
     (folder / 'config.json').write_text(config.to_json())

@@ -15,7 +15,7 @@ import pytest
 import run_directory.damage
 from configs import base
 from run_directory import checkpoints as checkpoints_module
-from run_directory.checkpoints import checkpoint_options, described, open_checkpoints
+from run_directory.checkpoints import Checkpoints, checkpoint_options, described, open_checkpoints
 from run_directory.checksums import PART, SEEDS, checksum, numpy_checksum
 from run_directory.records import evaluations
 from runtime.errors import UserError
@@ -269,6 +269,18 @@ def test_a_checkpoint_that_cannot_be_deleted_ends_the_run_with_the_name_of_the_f
         checkpoints.restore(state(0))
         checkpoints.save(7, state(7), {})
         checkpoints.wait()
+
+
+def test_a_folder_of_checkpoints_that_has_lost_its_permissions_is_named(saved, monkeypatch):
+    def refuse(self, *_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(saved / 'checkpoints'))
+
+    with pytest.raises(UserError, match=rf'{saved}/checkpoints: .* cannot be deleted: Permission denied\. Remove'), \
+            open_checkpoints(saved, metric='loss', keep_last=2) as checkpoints:
+        checkpoints.restore(state(0))
+        monkeypatch.setattr(Checkpoints, 'steps', refuse)
+        with checkpoints._explained():
+            refuse(checkpoints)
 
 
 def test_as_many_of_the_best_are_kept_as_asked_for(tmp_path):
