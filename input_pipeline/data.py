@@ -15,14 +15,14 @@ from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.arrays import ArrayData, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
-from input_pipeline.documents import open_documents
+from input_pipeline.documents import LibraryDocuments, open_documents
 from input_pipeline.forecasting import SeriesWindows, open_series
 from input_pipeline.input_format import InputFormat
 from input_pipeline.kept_data import KEPT, SIZES, contradiction, load_sizes, load_tokenizers, save_kept_data
 from input_pipeline.links import Links
 from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
-from input_pipeline.sources import LinkedCorpus, Pair, no_text, open_corpus
+from input_pipeline.sources import BuiltinCorpus, LinkedCorpus, Pair, no_text, open_corpus
 from input_pipeline.splits import Parts
 from input_pipeline.token_links import TokenLinks, rows_of_store
 from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
@@ -56,7 +56,7 @@ class Data(Protocol):
         ...
 
     def held_out(self, split: str) -> bool:
-        """Returns whether a split has no files of its own, but is a part of the training files that is held out."""
+        """Returns whether a split is a held-out part of the training data, so that it may change with this data."""
         ...
 
     def show(self, batch: Batch) -> Iterator[str]:
@@ -131,6 +131,8 @@ class SourceData(Data):
 
     @override
     def held_out(self, split: str) -> bool:
+        if isinstance(self._source, BuiltinCorpus | LibraryDocuments):
+            return split != 'train'
         return split in getattr(self._source, 'parts', Parts()).names  # only sources of files have `parts`
 
     @override
