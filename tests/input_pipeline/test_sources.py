@@ -213,7 +213,7 @@ def test_builtin_fingerprint_follows_the_pairs(monkeypatch):
 
 @pytest.mark.parametrize('kind, open_source', [
     (PairData, lambda: BuiltinCorpus('en', 'fr', 0)),
-    (DocumentData, lambda: LibraryDocuments(pathlib.Path(json.__file__).parent))])
+    (DocumentData, lambda: LibraryDocuments(pathlib.Path(json.__file__).parent))], ids=['pairs', 'documents'])
 def test_the_splits_of_a_built_in_source_change_together(kind, open_source):
     """They are held out from data that another version of Babel or of Python changes."""
     data = object.__new__(kind)
