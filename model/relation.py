@@ -107,8 +107,7 @@ class Relation(flax.struct.PyTreeNode):
     def with_whole_mask(self) -> 'Relation':
         """Returns an equal relation with all masks combined in the field `mask`, for a step of decoding.
 
-        All layers use the same array. Without the barrier, XLA for CPUs would compute the mask again in each layer,
-        which takes longer than the softmax.
+        All layers use the same array. Without the barrier, XLA for CPUs would compute the mask again in each layer.
         """
         mask = self.whole_mask()
         return self.replace(mask=None if mask is None else jax.lax.optimization_barrier(mask), visible=None,
