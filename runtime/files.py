@@ -136,7 +136,7 @@ def check_new_folder(folder: Path, name: str) -> None:
       UserError: if not. The message begins with `name`, the option that sets the folder.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'{name}={folder} exists and is not empty. Use a new or an empty folder')
+        raise UserError(f'{name}={folder} exists and is not an empty folder. Use a new or an empty folder')
     check_folder(folder)
 
 

@@ -31,7 +31,7 @@ SLOW = [
       for name, file in (('old', 'thesis.tex'), ('old', '.hidden'), ('old', 'model.safetensors'), ('ä', 'x'))),
     *(Case(RUN + '--output={here}/file', '{here}/file', {'file': content})
       for content in ('text', '', FIFO, LOOP, NULL)),
-    Case(RUN + '--output={run}', '{run} exists and is not empty'),
+    Case(RUN + '--output={run}', '{run} exists and is not an empty folder'),
     *(Case(RUN + f'--output={{run}}/{name}', 'is inside {run}') for name in ('new', 'data/new', 'checkpoints/new')),
     Case(RUN + '--output={here}/file/new', '{here}/file', {'file': 'text'}),
     Case(RUN + '--output=/dev/null', '/dev/null'),

@@ -80,7 +80,7 @@ def test_only_a_missing_or_an_empty_folder_is_new(tmp_path):
     for folder in tmp_path / 'old', tmp_path / 'missing':
         files.check_new_folder(folder, '--output')
     for folder in tmp_path, tmp_path / 'file':
-        with pytest.raises(UserError, match=f'^--output={folder} exists and is not empty'):
+        with pytest.raises(UserError, match=f'^--output={folder} exists and is not an empty folder'):
             files.check_new_folder(folder, '--output')
 
 
