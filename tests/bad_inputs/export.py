@@ -27,7 +27,7 @@ QUICK = [
 SLOW = [
     Case(OUT, 'JAX_PLATFORMS=abacus', environment={'JAX_PLATFORMS': 'abacus'}, alone=True),
     # Folders
-    *(Case(RUN + f'--output={{here}}/{name}', ('{here}/' + name, 'is not empty'), {f'{name}/{file}': 'text'})
+    *(Case(RUN + f'--output={{here}}/{name}', ('{here}/' + name, 'is not an empty folder'), {f'{name}/{file}': 'text'})
       for name, file in (('old', 'thesis.tex'), ('old', '.hidden'), ('old', 'model.safetensors'), ('ä', 'x'))),
     *(Case(RUN + '--output={here}/file', '{here}/file', {'file': content})
       for content in ('text', '', FIFO, LOOP, NULL)),

@@ -66,7 +66,7 @@ def lines(name, *arguments):
     ('decode', ['--workload=gpt2', '--dtype=bfloat16'], 'error: --dtype does not apply to --workload=gpt2. Remove'),
     ('decode', ['--workload=demo', '--dtype=float32'], 'error: --dtype does not apply to --workload=demo. Remove'),
     ('checkpoints', ['--folder=~nobody_of_this_name'], 'error: ~nobody_of_this_name: '),
-    ('corpus', ['--folder=/proc'], 'error: --folder=/proc exists and is not an empty folder. Use a new or an empty folder'),
+    ('corpus', ['--folder=/proc'], 'error: --folder=/proc exists and is not an empty folder. Use a new'),
     *(('attention', [f'--lengths={lengths}'], f'error: --lengths={lengths}: must be whole numbers of at least 1')
       for lengths in ('1k', '', '64,0')),
     ('processes', ['--cells=['], 'error: --cells=[ is not a regular expression: unterminated character set'),

@@ -173,7 +173,7 @@ def test_an_ensemble_translates_the_first_sentences_with_a_length_penalty(run, d
 
 def test_mistakes_are_reported(corpus, run, tmp_path):
     for arguments, message in (([f'--workdir={run[0]}'], '--output is missing'),
-                               ([f'--workdir={run[0]}', f'--output={corpus}'], 'is not empty'),
+                               ([f'--workdir={run[0]}', f'--output={corpus}'], 'is not an empty folder'),
                                ([f'--workdir={run[0]}', f'--output={tmp_path}/x', '--beam=0'], 'beam=0 must be'),
                                ([f'--workdir={run[0]}', f'--output={tmp_path}/x', '--sentences=-1'], '--sentences=-1'),
                                ([f'--workdir={tmp_path}/none', f'--output={tmp_path}/x'], 'is not a run directory')):
