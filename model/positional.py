@@ -122,7 +122,7 @@ class Rotary:
         Without scaling, the number is base^(2j/width) for pair j. With 'llama3', let n be the number of turns of a pair
         in `original_length` positions, and s = (n - 1) / (4 - 1), clipped to [0, 1]. The speed of the pair is
         multiplied by s + (1 - s) / factor. So pairs with at least 4 turns keep their speed, and pairs with at most one
-        turn become slower by `factor`. All published models use the limits 1 and 4.
+        turn become slower by `factor`. Llama 3 models use the limits 1 and 4. Other limits are not supported.
         """
         steps = self.base ** (np.arange(0, width, 2) / width)
         if self.scaling == 'linear':

@@ -3,7 +3,7 @@
 #
 # A recurrent encoder-decoder without attention has to represent a sentence by one vector. [Bahdanau, Cho and
 # Bengio](https://arxiv.org/abs/1409.0473) gave the decoder access to all encoder states, and let it learn where to
-# look. Three years later, *Attention Is All You Need* dropped the recurrence and kept the attention. This notebook
+# look. Two years later, *Attention Is All You Need* dropped the recurrence and kept the attention. This notebook
 # compares the two models, trained on the same sentences with the same vocabulary.
 #
 # | | RNNsearch (2015) | Transformer (2017) |
