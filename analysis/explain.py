@@ -224,7 +224,9 @@ def _begins_word(previous: str, piece: str) -> bool:
         return bool(UNSPACED.match(previous[-1:]))
     if byte := re.match('<0x([0-9A-F]{2})>', piece):
         return 0xE3 <= int(byte[1], 16) <= 0xE9  # the first byte of a Chinese or Japanese character
-    return bool(UNSPACED.match(piece)) and not unicodedata.category(piece[0]).startswith('M')
+    # After a piece that is a word, a number or a word of another script also begins a word, as in 年8 or 喜欢Python.
+    begins = UNSPACED.match(piece) or (UNSPACED.match(previous[-1:]) and piece[0].isalnum())
+    return bool(begins) and not unicodedata.category(piece[0]).startswith('M')
 
 
 def _apart(previous: str, piece: str) -> bool:

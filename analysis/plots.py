@@ -134,7 +134,7 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
         axes.grid(alpha=0.3)
     if points:
         scored = [run for run in runs if shown in run.results.get(split, {})]
-        drawn.suptitle(_of_decode(scored, shown, split), fontsize=9)
+        drawn.suptitle(_of_decode(scored, shown, split), fontsize=9, wrap=True)
     if not panels:
         drawn.add_subplot().set_title(f'no option varies: {_named(shown)} {points[0][1]}' if points else
                                       f'no results with {shown} on {split} yet')
@@ -251,7 +251,7 @@ def _draw_panel(axes, panel: _Panel, short: Mapping[str, str]) -> None:
     together = f' (with {", ".join(short[option] for option in panel.others)})' if panel.others else ''
     axes.set_xlabel(short[panel.option] + together)
     if 1 < len(panel.lines) <= 8:
-        axes.legend(fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.17), ncols=2)
+        axes.legend(fontsize=7, loc='lower center', bbox_to_anchor=(0.5, 1), ncols=2)
 
 
 def _tick(value: Any) -> str:

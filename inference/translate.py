@@ -145,13 +145,14 @@ class Translator(SearchModel):
           UserError: if `pairs` is not a list of pairs, or a target is longer than the model's table of learned
             positions, or longer than the longest translation that the options allow.
         """
-        texts = checked_texts([text for pair in checked_pairs(pairs) for text in pair])
-        sources = [self._tokens(text, first + row) for row, text in enumerate(texts[::2])]
-        targets = [self._target_tokens(text, first + row, options) for row, text in enumerate(texts[1::2])]
+        pairs = checked_pairs(pairs)
+        source_texts, target_texts = (checked_texts([pair[side] for pair in pairs]) for side in range(2))
+        sources = [self._tokens(text, first + row) for row, text in enumerate(source_texts)]
+        targets = [self._target_tokens(text, first + row, options) for row, text in enumerate(target_texts)]
         scores = self.token_log_probs(list(zip(sources, targets, strict=True)), options.batch_size)
         return [Output(source, tokens, [Hypothesis.forced(target, written, log_probs, options.alpha)])
-                for source, target, tokens, written, log_probs in zip(texts[::2], texts[1::2], sources, targets, scores,
-                                                                      strict=True)]
+                for source, target, tokens, written, log_probs in zip(source_texts, target_texts, sources, targets,
+                                                                      scores, strict=True)]
 
     def unscored(self, source: str, target: str, options: SearchOptions, number: int = 0) -> Output:
         """Returns the result of `forced_all` for one pair, with a log-probability of 0 in place of the score.

@@ -3,10 +3,11 @@
 If several processes build the same folder at the same time, all builds succeed. If a build is killed, the next build
 removes its temporary folder (runtime/folders.py).
 
-Each folder has a file CHECKSUMS with the checksums of the other files. The checksums are compared when the folder is
-opened for the first time. Then the file VERIFIED is written, with the size, the inode and the change time (ctime) of
-each file. While these values are unchanged, the checksums are not compared again. Programs cannot set the change time,
-so a file that was changed or copied is always noticed. A damaged folder is built again.
+Each folder has a file CHECKSUMS with the checksums of the other files, and a file VERIFIED with the size, the inode
+and the change time (ctime) of each file. While these values are unchanged, the checksums are not compared. If a value
+has changed, as in a copied folder, the checksums are compared when the folder is opened, and VERIFIED is written again.
+Programs cannot set the change time, so a file that was changed or copied is always noticed. A damaged folder is built
+again.
 """
 
 import contextlib
@@ -82,7 +83,8 @@ def open_built(folder: Path, build: Callable[[], object], read: Callable[[Path, 
             if is_last:
                 raise UserError(str(error)) from None
             log.warning('%s is damaged: %s. The folder is built again', folder, error)
-            _remove(folder, version)
+            with cache_errors(folder):
+                _remove(folder, version)
     raise AssertionError('the loop returns or raises')
 
 

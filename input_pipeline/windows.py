@@ -28,8 +28,8 @@ class WindowPlan:
 
     'contiguous': The stream is divided after every `context` tokens. In each epoch, the division begins at a
       different place of the stream (the phase). A window may begin in the middle of a document, and may contain the
-      end of one document and the beginning of the next document. In each epoch, one window contains the end and the
-      beginning of the stream, as two segments.
+      end of one document and the beginning of the next document. If the phase is not 0, the end of the stream is
+      followed by its beginning. In a window that contains both, they are two segments.
     'packed': A window contains whole documents. Only documents longer than `context` are divided into pieces.
 
     Attributes:

@@ -117,7 +117,9 @@ class Program:
     def _payload(self, line, kind, size):
         arrays = _array_bytes(line.shape)
         if line.opcode.endswith('-start') and kind != 'all-reduce' and len(arrays) > 1:
-            return max(arrays)  # the shape contains operands and results
+            # The shape contains the operands, then the results. An all-gather may have several of each. The shape of a
+            # collective-permute may end with two numbers.
+            return sum(arrays[len(arrays) // 2:]) if kind == 'all-gather' else max(arrays)
         return sum(arrays) * (size if kind == 'reduce-scatter' else 1)
 
     def _ops(self, name: str, times: int) -> Iterator[Op]:

@@ -36,8 +36,9 @@ def parameter_table(params: Any) -> str:
                       f'{parameter_count(part[layers[0]]):,}', ''))
         for name, sublayer in part[layers[0]].items():
             add(name, sublayer, 2)
-        for other in part.keys() - set(layers):
-            add(other, part[other], 1)
+        for other in part:
+            if other not in layers:
+                add(other, part[other], 1)
     lines.append(('all', f'{parameter_count(params):,}', ''))
     widths = [max(len(line[column]) for line in lines) for column in range(2)]
     return '\n'.join(f'{name:{widths[0]}}  {count:>{widths[1]}}  {shape}'.rstrip() for name, count, shape in lines)

@@ -230,7 +230,6 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Tolerant]:
         # True if the run began in an earlier version of this program.
         flat = saved.get('run') == tracker.id['run'] and not saved.get('grouped')
         ids[package] = tracker.id | {'grouped': not flat}
+        write_text(path, json.dumps(ids, indent=2) + '\n')  # before the next tracker is opened, which may fail
         trackers.append(Tolerant(tracker, name, flat))
-    if trackers:
-        write_text(path, json.dumps(ids, indent=2) + '\n')
     return trackers

@@ -8,7 +8,7 @@ function drawTokens() {
     $(side).replaceChildren(...view[side].flatMap((group, index) => {
       const made = tokenElement(side, group, index);
       const special = row.special.slice(group[1], group[2]).includes(true);
-      made.classList.toggle('quiet', special || group[0] === BLANK);
+      made.classList.toggle('quiet', special || (group[0] || BLANK) === BLANK);
       made.append(special ? isolated(group[0]) : group[0] || BLANK);  // isolated, because <s> must not determine the writing direction of the row
       const apart = row.apart[group[1]];
       made.classList.toggle('apart', apart);
@@ -36,7 +36,7 @@ function arrange() {
 function drawPicture() {
   const {grid} = item();
   $('figure').querySelector('img').src = pictured(item());
-  $('figure').classList.toggle('series', grid[0] === 1);
+  $('figure').classList.toggle('series', view.attention.titles[0] === 'windows');
   const made = view.queries.map((group, index) => {
     const token = tokenElement('queries', group, index);
     token.title = group[0];

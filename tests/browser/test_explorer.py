@@ -410,7 +410,7 @@ def test_images_and_series(opened):
                       [('probability', 'class'), ('0.9', 'cat')],
                       picture_of(rng.integers(0, 255, (16, 32, 3)).astype(np.uint8)), (2, 4))
     windows = [f'window {1 + place}' for place in range(16)]
-    two = Explanation(2, [('value', '1.5')], [attention('encoder', windows, windows, ('patches', 'patches'), False, 6)],
+    two = Explanation(2, [('value', '1.5')], [attention('encoder', windows, windows, ('windows', 'windows'), False, 6)],
                       [], [('output', 'value'), ('1', '1.5')],
                       picture_of(np.cumsum(rng.normal(size=(128, 1)), axis=0)), (1, 16))
     weights = one.attention[0].weights[-1].mean(0)

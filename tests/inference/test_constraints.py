@@ -67,6 +67,24 @@ def char_tokenizer(text):
     return CharTokenizer(json.dumps({'kind': 'char', 'characters': ''.join(sorted({*text}))}).encode())
 
 
+def test_ideographic_iteration_marks_and_zeros_do_not_make_words():
+    avoided = avoids(['我々', '一〇'], char_tokenizer('我々Aは一〇5'))
+    assert all(avoided(text) for text in ('我々', '我々A', '我々は', 'は我々', '我々々', '一〇5'))
+    assert not avoided('我A々') and not avoided('〇一')
+
+
+def test_a_prompt_with_a_word_to_avoid_may_begin_a_longer_phrase():
+    tokenizer = char_tokenizer('New Yorkd')
+    automaton = Automaton(['New', 'New York'], tokenizer, True)
+
+    def may_end(prompt, output):
+        state = automaton.after(tokenizer.encode(output), automaton.behind(tokenizer.encode(prompt)))
+        return state != DEAD and state < automaton.ends
+
+    assert not may_end('New ', 'York') and not may_end('New Yo', 'rk')
+    assert may_end('New ', 'Yo') and may_end('New Yo', 'rd') and may_end('w ', 'York')
+
+
 @pytest.mark.parametrize('kind', ['bpe', 'byte', 'char'])
 def test_a_word_is_avoided_in_each_canonically_equivalent_order_of_its_marks(kind):
     """Random orders of marks: the automaton agrees with a comparison of normalised words."""

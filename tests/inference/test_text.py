@@ -245,7 +245,7 @@ from inference.translate import Translator
 calls = [lambda each=each: SearchOptions(**each) for each in (
     {'beam': 2.5}, {'beam': True}, {'seed': 1.5}, {'extra_length': '2'}, {'alpha': None}, {'top_p': float('nan')})]
 pairs = [lambda pairs=pairs: Translator.forced_all(None, pairs) for pairs in (
-    ('ab', 'cd'), ['ab', 'cd'], 'ab', [('a', 'b'), ('a', 'b', 'c')], [('a', 3)])]
+    ('ab', 'cd'), ['ab', 'cd'], 'ab', [('a', 'b'), ('a', 'b', 'c')], [('a', 'b'), ('a', 3)])]
 for call in [*calls, lambda: checked_texts(['one', 3]), lambda: checked_texts([None]), *pairs]:
     try:
         call()

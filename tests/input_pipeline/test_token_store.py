@@ -352,6 +352,22 @@ def test_a_damaged_tokenizer_in_the_cache_is_learned_again(damage, tmp_path, log
     assert 'tokenizer.model' in logged.text and 'The folder is built again' in logged.text
 
 
+def test_a_damaged_folder_that_cannot_be_removed_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
+    folder = tmp_path / 'folder'
+
+    def build():
+        builds.build_once(folder, lambda temporary: (temporary / 'file').write_text('content'))
+
+    def refused(*_):
+        raise PermissionError('no permission')
+
+    build()
+    (folder / 'file').write_text('changed')
+    monkeypatch.setattr(builds, '_remove', refused)
+    with pytest.raises(UserError, match=f'{folder} cannot be written: no permission. .*cache_dir'):
+        builds.open_built(folder, build, lambda folder, _: (folder / 'file').read_text())
+
+
 def test_a_folder_that_another_process_removes_is_built_again(tmp_path):
     folder, removals = tmp_path / 'folder', iter((True, False))
 

@@ -134,6 +134,20 @@ def test_collectives_of_compiled_programs():
     assert [(each.kind, each.axes, each.size, each.bytes) for each in found] == [('all-reduce', 'data+fsdp', 4, 128)]
 
 
+def test_an_asynchronous_collective_counts_all_its_results():
+    program = Program(HEADER + '''ENTRY %main (a: bf16[128,512], b: bf16[64,512]) -> bf16[512,512] {
+  %a = bf16[128,512] parameter(0)
+  %b = bf16[64,512] parameter(1)
+  %start = ((bf16[128,512], bf16[64,512]), (bf16[512,512], bf16[256,512])) all-gather-start(%a, %b), channel_id=1, \
+replica_groups={{0,1,2,3}}, dimensions={0}
+  %done = (bf16[512,512], bf16[256,512]) all-gather-done(%start)
+  ROOT %result = bf16[512,512] get-tuple-element(%done), index=0
+}
+''', MESH)
+    [collective] = program.collectives()
+    assert (collective.kind, collective.bytes) == ('all-gather', 2 * (512 + 256) * 512)
+
+
 def test_traffic_of_a_compiled_loop_grows_with_its_iterations():
     def traffic(count):
         def many(x):

@@ -51,6 +51,13 @@ def test_the_table_counts_every_parameter_once(params):
     assert any('query.kernel 16x2x8' in line for line in table)
 
 
+def test_the_rows_of_the_table_have_the_order_of_the_parameters():
+    names = [f'norm_{index}' for index in range(8)]
+    stack = {'layers_0': {'kernel': jnp.zeros(2)}} | {name: jnp.zeros(2) for name in names}
+    table = parameter_table({'encoder': stack})
+    assert [line.split()[0] for line in table.splitlines() if 'norm' in line] == names
+
+
 def test_durations_are_readable():
     assert [duration(s) for s in (40.0, 720.0, 12_600.0, 260_000.0)] == ['40 s', '12 min', '3.5 h', '3.0 days']
 

@@ -86,6 +86,15 @@ def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(tmp_path, cac
         start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
 
 
+def test_the_next_start_continues_the_run_of_a_tracker_although_another_tracker_failed(tmp_path, cache, monkeypatch):
+    run, _ = fake_wandb(monkeypatch)
+    run.id = 'abc'
+    monkeypatch.setitem(sys.modules, 'mlflow', types.ModuleType('mlflow'))
+    with pytest.raises(UserError, match='MLflow cannot be used'):
+        open_trackers(tiny_config(cache, track__wandb='digits', track__mlflow='digits'), tmp_path)
+    assert list(json.loads((tmp_path / 'trackers.json').read_text())) == ['wandb']
+
+
 def test_an_experiment_that_another_training_creates_at_the_same_time_is_used(tmp_path, cache, monkeypatch):
     found, used = [None, types.SimpleNamespace(experiment_id='9')], []
 
