@@ -221,8 +221,8 @@ OPTIONS = (
            OneOf(('contiguous', 'packed')), DOCUMENTS),
     Option('data.validation_share', 0.1,
            'share of the training data that is held out for validation if there is no validation split; the same share '
-           'is held out for the test if there is no test split either; forecasting of a table: the last steps are held out for the test, and the steps '
-           'before them for validation',
+           'is held out for the test if there is no test split either; forecasting of a table: the last steps are held '
+           'out for the test, and the steps before them for validation',
            FRACTION, {'data.source': ('files',)}),
     Option('data.image_size', 0, 'folders of images: images are scaled and cropped to squares of this many pixels; 0: '
            'all images have the same size', Between(0, 10_000), EXAMPLES | {'data.source': ('files',)}),

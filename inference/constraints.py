@@ -330,7 +330,7 @@ class Automaton:
         """Returns the state after the tokens of a prompt. The prompt may contain any words."""
         state = 0
         for token in tokens:
-            # After a word to avoid, a longer phrase may still be incomplete. So the opened state is tried before state 0.
+            # A word to avoid may begin a longer phrase. So the opened state is tried before state 0.
             after = (int(self.table[before, token]) for before in (state, self._opened[state], 0))
             state = next((number for number in after if number != DEAD), 0)
         return self._opened[state]
