@@ -30,7 +30,9 @@ from configs.sweeps import run_names, short_names
 from configs.tasks import METRICS, SEARCHED
 from run_directory.records import EVALUATED
 
-NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # names of metrics that differ from their keys
+NAMES = {'bleu': 'BLEU', 'bleu_lowercased_tokenised': 'lowercased BLEU',
+         'bleu_lowercased_moses': 'BLEU of lowercased Moses tokens',
+         'chrf': 'chrF', 'r_squared': 'R²'}  # names of metrics that differ from their keys
 
 Point = tuple[RunRecord, Spread]  # the first run of a setting, and the metric over the seeds of the setting
 

@@ -298,9 +298,13 @@ def test_the_plots_say_how_their_metric_came_about(tmp_path, overrides, results,
 
 def test_the_plots_say_where_runs_were_not_measured_alike(tmp_path):
     for beam, sentences in (1, 20), (8, 40):
-        write_run(tmp_path / str(beam), {'decode.beam': beam, 'eval.bleu_sentences': sentences}, 20.0)
+        write_run(tmp_path / str(beam), {'decode.beam': beam, 'eval.bleu_sentences': sentences}, 20.0, exact_match=0.5)
     runs = load_runs(tmp_path)
-    assert plot_varied(runs).get_suptitle() == 'BLEU of decode.py: measured differently per run, all of validation'
+    varied = plot_varied(runs, 'exact_match')
+    assert varied.get_suptitle() == 'exact match of decode.py: measured differently per run, all of validation'
+    varied.canvas.draw()
+    title = varied._suptitle.get_window_extent()
+    assert varied.bbox.x0 <= title.x0 and title.x1 <= varied.bbox.x1 and title.y0 >= varied.axes[0].bbox.y1
     assert plot_curves(runs).axes[0].get_title() == 'BLEU in training: greedy, different parts of validation'
     assert plot_curves(runs, 'tokens_per_second').axes[0].get_title() == ''
 
@@ -323,6 +327,8 @@ def test_a_grid_is_a_panel_for_each_option(tmp_path):
     assert norm.get_xlabel() == 'norm' and [label.get_text() for label in norm.get_xticklabels()] == ['post', 'pre']
     assert warmup.get_xscale() == 'log'
     assert [text.get_text() for text in warmup.get_legend().get_texts()] == ['norm=post', 'norm=pre']
+    warmup.figure.canvas.draw()
+    assert warmup.get_legend().get_window_extent().y0 >= warmup.bbox.y1  # above the axes, not on the tick labels
 
 
 def test_the_summary_of_show_run_fits_on_one_screen(tmp_path):
