@@ -71,7 +71,7 @@ def one_head(x):                        # [length, width] -> [batch 1, length, h
 
 
 # %% [markdown]
-# ## 1. A score says how well a query matches a key
+# ## 1. A score measures how well a query matches a key
 #
 # The simplest score is the dot product. It is large if two vectors point in the same direction, 0 if they are at right
 # angles, and negative if they point in opposite directions.

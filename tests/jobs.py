@@ -57,7 +57,7 @@ class Job:
         deadline = time.monotonic() + 600
         while not any(saved >= step for saved in saved_steps(workdir)):
             assert time.monotonic() < deadline and all(process.poll() is None for process in self.processes), (
-                self.said(0))
+                self.output(0))
             time.sleep(0.01)
 
     def end(self, seconds=600):
@@ -65,7 +65,8 @@ class Job:
         self.wait(range(len(self.processes)), seconds)
         return [process.returncode for process in self.processes]
 
-    def said(self, number):
+    def output(self, number):
+        """Returns what a process has written to stderr."""
         return self.logs[number].read_text(errors='replace')
 
     def __enter__(self):

@@ -53,7 +53,7 @@ def test_a_foreign_module_that_was_imported_before_is_named(foreign):
     assert f'{foreign / "model.py"} was imported as `model`' in message and f'Rename {foreign / "model.py"}' in message
 
 
-def test_a_copy_without_the_packages_says_how_to_install(tmp_path):
+def test_a_copy_without_the_packages_prints_how_to_install(tmp_path):
     (tmp_path / 'allyouneed.py').write_text((ROOT / 'allyouneed.py').read_text())
     done = python(tmp_path, 'import allyouneed', root=tmp_path)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Every script: what it says to a mistaken command line, and how it ends."""
+"""Every script: its message about a mistake in the command line, and its exit status."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""decode.py: lines in and lines out, scores, mistakes, and the time that it tells of."""
+"""decode.py: lines in and lines out, scores, mistakes, and the logged times."""
 
 import dataclasses
 import functools
@@ -64,13 +64,13 @@ def test_the_logged_time_separates_compiling_from_answering():
     done = subprocess.run([sys.executable, '-c', ANSWERING], cwd=ROOT, input='one\n' * 10, capture_output=True,
                           text=True, timeout=120)
     assert done.stdout == 'ONE\n' * 10, done.stderr
-    said = re.search(r'^10 lines in (.*) s: (.*) s of compilation, and (.*) lines per second in the remaining time$',
-                     done.stderr, re.MULTILINE)
-    seconds, compiling, rate = map(float, said.groups())
+    total = re.search(r'^10 lines in (.*) s: (.*) s of compilation, and (.*) lines per second in the remaining time$',
+                      done.stderr, re.MULTILINE)
+    seconds, compiling, rate = map(float, total.groups())
     assert 0.6 <= compiling < seconds - 0.3 and 0 < rate <= 25  # at least 0.4 s for ten lines
-    said = re.search(r'^first line after (.*) s: imports (.*), opening the run (.*), compiling the search (.*)$',
-                     done.stderr, re.MULTILINE)
-    first, *parts = map(float, said.groups())
+    start = re.search(r'^first line after (.*) s: imports (.*), opening the run (.*), compiling the search (.*)$',
+                      done.stderr, re.MULTILINE)
+    first, *parts = map(float, start.groups())
     assert parts[0] > 0 and parts[2] == pytest.approx(compiling, abs=0.051)
     assert first > sum(parts) + 0.15  # the search takes at least 0.4 s, and the four numbers are rounded to 0.1 s
 
@@ -108,9 +108,9 @@ def test_lines_in_are_lines_out(run):
         line.removesuffix('\r').removeprefix('\ufeff') for line in text.split('\n')]
     assert not answers[1]['text'] and not answers[3]['text']
     assert result.stdout.decode().splitlines() == lines  # none ends early for those who end one at U+2028
-    said = result.stderr.decode()
-    assert 'line 8 has ' in said and 'line 9 has ' in said
-    assert said.count('only the first 23 tokens are translated') == 2
+    stderr = result.stderr.decode()
+    assert 'line 8 has ' in stderr and 'line 9 has ' in stderr
+    assert stderr.count('only the first 23 tokens are translated') == 2
 
 
 def test_jsonl_has_all_entries_and_pictures_are_drawn(run, tmp_path):
@@ -120,7 +120,7 @@ def test_jsonl_has_all_entries_and_pictures_are_drawn(run, tmp_path):
                     '--checkpoint=average:2', f'--explain={tmp_path}/page.html')
     assert result.returncode == 0, result.stderr.decode()
     assert b'page.html: 1 explanation\n' in result.stderr
-    page, = explained(tmp_path / 'page.html')  # of the empty line there is nothing to tell
+    page, = explained(tmp_path / 'page.html')  # the empty line has no explanation
     assert page['texts'][0] == ['source', 'one two'] and len(page['answers']) > 3  # header, and the whole beam
     first, second = map(json.loads, (tmp_path / 'out.jsonl').read_text().splitlines())
     assert first['source'] == 'one two' and len(first['n_best']) == 2
@@ -227,7 +227,7 @@ def test_a_missing_set_is_reported_before_the_other_sets_are_scored(with_sets, t
 
 
 @pytest.mark.slow
-def test_a_run_that_folds_case_says_what_its_scores_are(data, cache, tmp_path):
+def test_the_scores_of_a_run_that_folds_case_have_a_note(data, cache, tmp_path):
     """It reads text of any case as the same."""
     (tmp_path / 'data').mkdir()
     for path in data.iterdir():
@@ -238,8 +238,8 @@ def test_a_run_that_folds_case_says_what_its_scores_are(data, cache, tmp_path):
     assert done.returncode == 0, done.stderr.decode()
     evaluated = json.loads((workdir / 'metrics.jsonl').read_text().splitlines()[-1])
     assert evaluated['validation_bleu_lowercased_tokenised'] >= evaluated['validation_bleu']
-    scores, said = score(workdir, '--split=test')
-    assert 'have no capitals' in scores['note'] and scores['note'] in said
+    scores, stderr = score(workdir, '--split=test')
+    assert 'have no capitals' in scores['note'] and scores['note'] in stderr
     assert scores['bleu'] <= scores['bleu_lowercased_tokenised'] and scores['exact_match'] == 0
     cases = [script('decode.py', f'--workdir={workdir}', '--input=-', stdin=text).stdout
              for text in (b'one two three\n', b'One TWO Three\n')]
@@ -289,8 +289,8 @@ def test_an_output_that_cannot_be_written_is_explained(run, tmp_path, output, me
             [sys.executable, 'decode.py', f'--workdir={run[0]}', '--input=-', '--method=greedy',
              *([f'--output={output.format(tmp_path=tmp_path)}'] if output else [])],
             cwd=ROOT, input=b'one\n', stdout=full, stderr=subprocess.PIPE, timeout=300)
-    said = result.stderr.decode()
-    assert result.returncode == 2 and message in said and 'Traceback' not in said and 'Exception' not in said
+    stderr = result.stderr.decode()
+    assert result.returncode == 2 and message in stderr and 'Traceback' not in stderr and 'Exception' not in stderr
     assert list(tmp_path.iterdir()) == [] and stat.S_ISCHR(os.stat('/dev/full').st_mode)
 
 
@@ -301,8 +301,8 @@ def test_a_reader_that_leaves_ends_decoding(run):
     process.stdout.close()
     process.stdin.write(b'one\n')
     process.stdin.close()
-    said = process.stderr.read().decode()
-    assert process.wait(300) == 141 and 'Traceback' not in said and 'Exception' not in said
+    stderr = process.stderr.read().decode()
+    assert process.wait(300) == 141 and 'Traceback' not in stderr and 'Exception' not in stderr
 
 
 @pytest.mark.slow

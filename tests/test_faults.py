@@ -29,7 +29,7 @@ from run_directory.progress import due_at
 from runtime import preemption
 from runtime.errors import UserError, full_disk, full_disk_explained
 from runtime.stopping import SAME_REQUEST
-from tests.tiny_run import outcome, said, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
+from tests.tiny_run import log, outcome, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer
@@ -90,14 +90,14 @@ def test_whatever_file_is_damaged_the_state_is_the_one_saved_or_refused(whole, t
     assert found_out >= 3
 
 
-def test_the_newest_readable_checkpoint_is_used_and_the_end_is_the_same(whole, copy, cache, monkeypatch, said):
+def test_the_newest_readable_checkpoint_is_used_and_the_end_is_the_same(whole, copy, cache, monkeypatch, log):
     damage_values(copy / 'checkpoints' / '9')
     shutil.copytree(copy / 'checkpoints' / '9', copy / 'damaged')
     with monkeypatch.context() as patch:  # killed before it saves anything
         patch.setattr(loop, 'train_steps', lambda *_: None)
         start(copy, tiny_config(cache))
-    assert re.search(r'checkpoints/9 is damaged: .+\. The damaged .+ and an older checkpoint is used', said.text)
-    assert 'resuming from step 8' in said.text and steps(copy) == [8, 9]
+    assert re.search(r'checkpoints/9 is damaged: .+\. The damaged .+ and an older checkpoint is used', log.text)
+    assert 'resuming from step 8' in log.text and steps(copy) == [8, 9]
     start(copy, tiny_config(cache))
     assert outcome(copy) == outcome(whole)
     for path in files_of(copy / 'damaged'):  # moved unchanged when its place was needed
@@ -114,10 +114,10 @@ def test_no_readable_checkpoint_is_an_error_and_no_fresh_start(copy, cache):
     assert (copy / 'metrics.jsonl').read_text() == before
 
 
-def test_decoding_falls_back_from_the_latest_but_not_from_a_choice(copy, said):
+def test_decoding_falls_back_from_the_latest_but_not_from_a_choice(copy, log):
     damage_values(copy / 'checkpoints' / '9')
     assert inference.load(copy, 'latest').checkpoint == [8]
-    assert 'checkpoints/9 is damaged' in said.text
+    assert 'checkpoints/9 is damaged' in log.text
     for choice in ('9', 'average:2'):
         with pytest.raises(UserError, match=r'checkpoints/9 is damaged.*Choose another checkpoint: .*8'):
             inference.load(copy, choice)
@@ -137,7 +137,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize('change', CHANGES)
-def test_code_that_makes_another_state_cannot_resume_and_changes_no_file(copy, cache, monkeypatch, said, change):
+def test_code_that_makes_another_state_cannot_resume_and_changes_no_file(copy, cache, monkeypatch, log, change):
     """The config is unchanged, as with another version of the code or of optax."""
     name, changed = CHANGES[change]
     before = {path: path.read_bytes() for path in files_of(copy / 'checkpoints')}
@@ -146,14 +146,14 @@ def test_code_that_makes_another_state_cannot_resume_and_changes_no_file(copy, c
     with pytest.raises(UserError, match=r'checkpoints/9 has other arrays.*not damaged'):
         start(copy, tiny_config(cache))
     assert {path: path.read_bytes() for path in files_of(copy / 'checkpoints')} == before
-    assert (copy / 'metrics.jsonl').read_text() == metrics and 'older checkpoint is used' not in said.text
+    assert (copy / 'metrics.jsonl').read_text() == metrics and 'older checkpoint is used' not in log.text
 
 
 # Signals
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('number, step', [(signal.SIGTERM, 7), (signal.SIGINT, 9)])
-def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypatch, said, number, step):
+def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypatch, log, number, step):
     """At a step that is saved only because of the signal, or at a step that is always saved."""
     make_step = loop.make_step
 
@@ -167,7 +167,7 @@ def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypa
         with pytest.raises(SystemExit) as stopped:
             start(tmp_path / 'run', tiny_config(cache))
     assert stopped.value.code == 75 and steps(tmp_path / 'run')[-1] == step
-    assert f'stopped by {number.name}: at step {step}, which is saved. Run the same command again' in said.text
+    assert f'stopped by {number.name}: at step {step}, which is saved. Run the same command again' in log.text
     assert signal.getsignal(number) not in (None, signal.SIG_IGN)
     written = json.loads((tmp_path / 'run' / 'checkpoints' / str(step) / 'progress' / 'metadata').read_text())
     assert (step in written['last_scheduled']) == due_at(step, tiny_config(cache)).save
@@ -176,7 +176,7 @@ def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypa
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache, monkeypatch, said):
+def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache, monkeypatch, log):
     evaluate = loop.evaluate
 
     def interrupted(*arguments):
@@ -187,17 +187,17 @@ def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache,
         patch.setattr(loop, 'evaluate', interrupted)
         with pytest.raises(SystemExit) as stopped:
             start(tmp_path / 'run', tiny_config(cache))
-    assert stopped.value.code == 75 and 'during the evaluation of step 4, which is saved' in said.text
+    assert stopped.value.code == 75 and 'during the evaluation of step 4, which is saved' in log.text
     assert steps(tmp_path / 'run') == [3, 4]
     start(tmp_path / 'run', tiny_config(cache))
     assert outcome(tmp_path / 'run') == outcome(whole)
 
 
-def test_a_signal_before_the_loop_ends_at_once(tmp_path, cache, monkeypatch, said):
+def test_a_signal_before_the_loop_ends_at_once(tmp_path, cache, monkeypatch, log):
     monkeypatch.setattr(loop, 'open_data', lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as stopped:
         start(tmp_path / 'run', tiny_config(cache))
-    assert stopped.value.code == 75 and 'stopped by SIGTERM: nothing is lost' in said.text
+    assert stopped.value.code == 75 and 'stopped by SIGTERM: nothing is lost' in log.text
     assert not (tmp_path / 'run').exists()
 
 

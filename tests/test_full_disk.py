@@ -71,9 +71,9 @@ def test_a_full_disk_leaves_nothing_incomplete(name, disk, run, data, cache):
     fill(disk, LEFT.get(name, 0))
     before = sorted(disk.rglob('*'))
     done = script(*command)
-    said = done.stderr.decode()
-    assert done.returncode == 2 and 'Traceback' not in said, said
-    assert str(disk) in said.splitlines()[-1] and 'No space left' in said.splitlines()[-1], said
+    stderr = done.stderr.decode()
+    assert done.returncode == 2 and 'Traceback' not in stderr, stderr
+    assert str(disk) in stderr.splitlines()[-1] and 'No space left' in stderr.splitlines()[-1], stderr
     new = {*disk.rglob('*')} - {*before}
     assert not [path for path in new if path.suffix in ('.tmp', '.html') or 'tmp-' in path.name], new
     assert not (disk / MADE[name]).exists()

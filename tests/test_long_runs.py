@@ -15,7 +15,7 @@ from configs import demo
 from input_pipeline import builtin
 from input_pipeline.data import open_data
 from runtime.errors import UserError
-from tests.tiny_run import outcome, said, start, steps, tiny_config  # noqa: F401 (fixture)
+from tests.tiny_run import log, outcome, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop, profiling
 
 
@@ -70,7 +70,7 @@ def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):
 
 
 @pytest.mark.slow
-def test_the_peak_that_is_logged_is_what_linux_says(tmp_path, cache, caplog):
+def test_the_peak_that_is_logged_is_the_peak_of_linux(tmp_path, cache, caplog):
     caplog.set_level('INFO', logger='allyouneed')
     if not Path('/proc/self/status').exists():
         pytest.skip('asks Linux')
@@ -80,10 +80,10 @@ def test_the_peak_that_is_logged_is_what_linux_says(tmp_path, cache, caplog):
     assert logged == pytest.approx(kilobytes / 2 ** 20, abs=0.02)
 
 
-def test_a_window_of_steps_that_a_resumed_run_has_made_is_reported(copy, cache, monkeypatch, said):
+def test_a_window_of_steps_that_a_resumed_run_has_made_is_reported(copy, cache, monkeypatch, log):
     monkeypatch.setattr(loop, 'train_steps', lambda *_: None)
     start(copy, tiny_config(cache), '2:9')
-    assert '--profile_steps=2:9 has no effect, because this run resumes at step 9. To profile' in said.text
+    assert '--profile_steps=2:9 has no effect, because this run resumes at step 9. To profile' in log.text
 
 
 @pytest.mark.parametrize('leader', [True, False])

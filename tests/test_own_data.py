@@ -30,11 +30,11 @@ def test_problems_of_the_config_and_the_data_are_reported_together(table, cache,
     (tmp_path / 'data' / 'validation.en').touch()
     result = script(*train_arguments(tmp_path / 'run', tmp_path / 'data', cache, optimizer__warmup=STEPS,
                                      data__tokenizer__vocab_size=9000))
-    said = result.stderr.decode()
-    assert result.returncode == 2 and 'Traceback' not in said
+    stderr = result.stderr.decode()
+    assert result.returncode == 2 and 'Traceback' not in stderr
     for part in ('config.optimizer.warmup=24: must be below', 'validation.xx (or validation.xx.gz) does not exist',
                  'vocab_size=9000: too large for this text. Use at most'):
-        assert said.count(part) == 1, said
+        assert stderr.count(part) == 1, stderr
     assert not (tmp_path / 'run').exists()
 
 

@@ -26,7 +26,7 @@ from tools.show_run import describe
 
 
 def test_a_run_directory_holds_everything(run):
-    workdir, said = run
+    workdir, log = run
     assert {'config.json', 'data', 'checkpoints', 'metrics.jsonl', 'tensorboard'} <= {
         path.name for path in workdir.iterdir()}
     lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
@@ -37,9 +37,9 @@ def test_a_run_directory_holds_everything(run):
     assert {'validation_loss', 'validation_perplexity', 'validation_accuracy', 'validation_bleu'} <= evaluated.keys()
     events = b''.join(path.read_bytes() for path in (workdir / 'tensorboard').iterdir())
     assert b'samples/text_summary' in events and b'attention' in events and b'PNG' in events
-    assert said.count('    ? ') == 6  # three translations at each of two evaluations
-    assert 'dropped 1 pairs with an empty side, and 1 with more than 24 tokens' in said
-    assert 'compilations of the train step' in said
+    assert log.count('    ? ') == 6  # three translations at each of two evaluations
+    assert 'dropped 1 pairs with an empty side, and 1 with more than 24 tokens' in log
+    assert 'compilations of the train step' in log
 
 
 @pytest.mark.slow
@@ -56,8 +56,8 @@ def test_the_config_is_printed_as_flags_that_make_it_again(data, cache, tmp_path
 
 def test_show_run_prints_a_summary_of_a_run(run):
     shown = dict(describe(load_runs(run[0])[0]))
-    parameters_said = int(shown['model'][1].split()[0].replace(',', ''))
-    assert parameters_said == sum(leaf.size for leaf in parameters(run[0]))
+    parameters_shown = int(shown['model'][1].split()[0].replace(',', ''))
+    assert parameters_shown == sum(leaf.size for leaf in parameters(run[0]))
     assert shown['checkpoints'][0].startswith('12 (')
 
 

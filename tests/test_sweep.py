@@ -207,8 +207,8 @@ def test_a_stopped_sweep_stops_its_runs_and_can_be_resumed(bench):
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)  # one request to stop may arrive as two signals
-    said = process.communicate(timeout=600)[1]
-    assert process.returncode == 130 and 'the sweep was interrupted. Run the same command again' in said
+    stderr = process.communicate(timeout=600)[1]
+    assert process.returncode == 130 and 'the sweep was interrupted. Run the same command again' in stderr
     assert not list(bench.glob('out/logs/*.failed'))
     report = sweep(bench, '--report', config=False)
     assert report.returncode == 0 and '| not started |' in report.stdout
@@ -261,7 +261,7 @@ def test_a_flag_of_an_option_that_the_sweep_sets_in_every_run_is_warned_of(bench
     assert 'train.steps' not in done.stderr
 
 
-def test_a_report_says_that_the_runs_have_chosen_different_precisions(bench):
+def test_a_report_mentions_that_the_runs_have_chosen_different_precisions(bench):
     (bench / 'out').mkdir()
     (bench / 'out/sweep.json').write_text(json.dumps({
         'config': {'train.matmul_precision': 'auto'},
@@ -357,7 +357,7 @@ def test_a_real_sweep_killed_half_way(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_runs_where_files_cannot_be_locked_and_says_so(bench, monkeypatch):
+def test_a_sweep_runs_where_files_cannot_be_locked_and_logs_a_warning(bench, monkeypatch):
     (bench / 'sitecustomize.py').write_text("""
 import errno, fcntl
 def no_locks(*_):

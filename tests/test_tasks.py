@@ -70,12 +70,12 @@ def test_texts_of_several_lines_are_scored_and_continued(language_run):
     assert first['text'] == 'def ghi.\nabc def ghi.' and (first['window'], first['stride']) == (16, 8)
     assert not first.keys() & {'source', 'source_tokens', 'tokens', 'n_best'}  # a file may have a million tokens
     assert first['bits_per_byte'] == pytest.approx(-first['log_prob'] / np.log(2) / 21, rel=1e-6)
-    said = done.stderr.decode()
-    assert "the model reads it as <unk>: '7' (1). The first is character 18 of document 2" in said
-    assert said.count('not in the vocabulary') == 1
+    stderr = done.stderr.decode()
+    assert "the model reads it as <unk>: '7' (1). The first is character 18 of document 2" in stderr
+    assert stderr.count('not in the vocabulary') == 1
     total = (first['log_prob'] + second['log_prob']) / -np.log(2) / 39
-    assert f'39 bytes, 39 characters and 41 tokens (including end tokens): {total:.4f} bits per byte' in said
-    assert 'in 1 of 2 documents, the decoded tokens differ from the text' in said
+    assert f'39 bytes, 39 characters and 41 tokens (including end tokens): {total:.4f} bits per byte' in stderr
+    assert 'in 1 of 2 documents, the decoded tokens differ from the text' in stderr
     done = script('decode.py', f'--workdir={language_run}', '--input=-', '--documents=file', '--score',
                   '--format=jsonl', stdin=text)
     line = json.loads(done.stdout)
@@ -134,9 +134,9 @@ def test_images_are_classified(tmp_path, cache):
     assert done.stdout.decode().splitlines() == answers
     np.savez(tmp_path / 'none.npz', inputs=images[:0])
     np.savez(tmp_path / 'small.npz', inputs=images[:, :4])
-    for name, status, said in ('nothing', 2, b'nothing.npz'), ('none', 0, b''), ('small', 2, b'model reads [n, 8, 8'):
+    for name, status, part in ('nothing', 2, b'nothing.npz'), ('none', 0, b''), ('small', 2, b'model reads [n, 8, 8'):
         done = script('decode.py', f'--workdir={tmp_path / "run"}', f'--input={tmp_path / name}.npz')
-        assert done.returncode == status and said in done.stderr and b'Traceback' not in done.stderr
+        assert done.returncode == status and part in done.stderr and b'Traceback' not in done.stderr
         assert done.stdout == b''
 
 

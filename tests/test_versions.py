@@ -94,16 +94,16 @@ def tomorrow(monkeypatch):
 
 
 def test_options_that_come_and_go_orphan_no_run(tomorrow):
-    said = {'model.d_model': 32, 'train.label_smoothing': 0.25}
-    config = versions.upgraded(said, tomorrow - 1)
+    values = {'model.d_model': 32, 'train.label_smoothing': 0.25}
+    config = versions.upgraded(values, tomorrow - 1)
     assert config['model.d_model'] == 32 and config['train.smoothing'] == 0.25
     assert config['model.gate'] == 0.5 and config['train.fold'] is False
     assert config.keys() == flatten(base.get_config()).keys()
-    assert versions.upgraded(said, 1) == config | {'data.plain_spaces': 0.0}
+    assert versions.upgraded(values, 1) == config | {'data.plain_spaces': 0.0}
     now = versions.upgraded({'train.smoothing': 0.25}, tomorrow)
     assert now['train.fold'] is True and now['train.smoothing'] == 0.25
     with pytest.raises(UserError, match='there is no option train.label_smoothing: did you mean train.smoothing?'):
-        versions.upgraded(said, tomorrow)
+        versions.upgraded(values, tomorrow)
 
 
 def test_options_without_effect_in_an_earlier_run_are_accepted():
@@ -217,15 +217,15 @@ def test_files_that_do_not_make_the_model_of_the_checkpoint_are_refused(first, s
     assert str(workdir) in str(refused.value) and message in str(refused.value)
 
 
-@pytest.mark.parametrize('content, folder, says', [
+@pytest.mark.parametrize('content, folder, message', [
     ('{', 'run', 'Restore the file from a copy of the run$'),
     ('{', 'model', 'Restore the file from a copy of the folder. .* must have the field model_type$'),
     ('{"n_embd": 8}', 'run', 'there is no option n_embd. configs/options.py lists all options$'),
     ('{"n_embd": 8}', 'model', 'there is no option n_embd.* must have the field model_type$'),
     ('{"model_type": "gpt2"}', 'model', "a model of Hugging Face's library, not a run. .*tools.import_weights$")])
-def test_the_advice_for_a_damaged_config_fits_the_folder(content, folder, says, tmp_path):
+def test_the_advice_for_a_damaged_config_fits_the_folder(content, folder, message, tmp_path):
     (tmp_path / 'config.json').write_text(content)
     if folder == 'run':
         (tmp_path / 'data').mkdir()
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         read_config_file(tmp_path / 'config.json')

@@ -55,7 +55,7 @@ def steps(workdir):
 
 
 @pytest.fixture
-def said(caplog):
+def log(caplog):
     """Returns the log of this project."""
     caplog.set_level('INFO', logger='allyouneed')
     return caplog

@@ -1,4 +1,4 @@
-"""Runs side by side, from directories that were written by hand; and what show_run says of them."""
+"""Runs side by side, from directories that were written by hand; and the output of show_run for them."""
 
 import csv
 import io
@@ -276,14 +276,14 @@ def test_the_table_shows_the_derived_value_of_a_width(tmp_path):
      'exact match in training: greedy, all of validation', 'exact match of decode.py: beam 4, all of validation'),
     ({}, {'chrf++': 40.0}, 'chrf++', 'chrf++ in training: greedy, 200 sentences of validation',
      'chrf++ of decode.py: beam 4, all of validation'),
-    ({}, {'decoding': {'method': 'greedy', 'beam': 4}}, 'bleu',  # as decode.py was told
+    ({}, {'decoding': {'method': 'greedy', 'beam': 4}}, 'bleu',  # the options of decode.py
      'BLEU in training: greedy, 200 sentences of validation', 'BLEU of decode.py: greedy, all of validation'),
     ({}, {'perplexity': 5.0}, 'perplexity', 'perplexity in training: teacher forcing, validation',
      'perplexity of decode.py: teacher forcing, all of validation'),
     ({'train.label_smoothing': 0.2}, {'loss': 1.0}, 'loss',
      'loss in training: label smoothing 0.2, validation', 'loss of decode.py: no label smoothing, all of validation'),
 ])
-def test_the_plots_say_how_their_metric_came_about(tmp_path, overrides, results, metric, in_training, of_decode):
+def test_the_titles_of_plots_describe_the_measured_metric(tmp_path, overrides, results, metric, in_training, of_decode):
     for norm in ('pre', 'post'):
         write_run(tmp_path / norm, overrides | {'model.norm': norm}, 20.0, **results)
         with open(tmp_path / norm / 'metrics.jsonl', 'a') as file:
@@ -296,7 +296,7 @@ def test_the_plots_say_how_their_metric_came_about(tmp_path, overrides, results,
         assert figure.bbox.x0 <= text.get_window_extent().x0 and text.get_window_extent().x1 <= figure.bbox.x1
 
 
-def test_the_plots_say_where_runs_were_not_measured_alike(tmp_path):
+def test_the_titles_of_plots_mention_that_runs_were_measured_differently(tmp_path):
     for beam, sentences in (1, 20), (8, 40):
         write_run(tmp_path / str(beam), {'decode.beam': beam, 'eval.bleu_sentences': sentences}, 20.0, exact_match=0.5)
     runs = load_runs(tmp_path)
@@ -336,13 +336,13 @@ def test_the_summary_of_show_run_fits_on_one_screen(tmp_path):
     (tmp_path / 'run/pictures').mkdir()
     (tmp_path / 'run/pictures/000001.png').write_bytes(b'')
     [run] = load_runs(tmp_path)
-    said = dict(describe(run))
-    assert len(sum(said.values(), [])) < 24
-    assert said['config'] == ['configs/demo.py', '  model.norm=pre', '  optimizer.warmup=30', '  train.steps=100']
-    assert said['progress'] == ['step 100 of 100, epoch 2.0, 1,075 tokens per second',
-                                'validation at step 100: bleu 20, loss 0.8', 'best bleu: 20 at step 100']
-    assert said['validation scores'] == ['bleu 20, perplexity 5 (checkpoint best, step 100)']
-    assert said['pictures'] == [f'{tmp_path}/run/pictures: 1']
+    summary = dict(describe(run))
+    assert len(sum(summary.values(), [])) < 24
+    assert summary['config'] == ['configs/demo.py', '  model.norm=pre', '  optimizer.warmup=30', '  train.steps=100']
+    assert summary['progress'] == ['step 100 of 100, epoch 2.0, 1,075 tokens per second',
+                                   'validation at step 100: bleu 20, loss 0.8', 'best bleu: 20 at step 100']
+    assert summary['validation scores'] == ['bleu 20, perplexity 5 (checkpoint best, step 100)']
+    assert summary['pictures'] == [f'{tmp_path}/run/pictures: 1']
     # A source that it does not know by name has its files in a folder.
     assert described_data(CONFIG | {'data.source': 'tables', 'data.dir': 'corpus'}) == 'en -> fr, corpus'
     assert nearest_recipe(flatten(base.get_config()))[0].startswith('configs/wmt14_base')
@@ -367,6 +367,7 @@ def test_what_is_advised_for_the_curves_works(tmp_path, monkeypatch, installed, 
     write_run(tmp_path / 'run', {}, 20.0)
     (tmp_path / 'run/tensorboard').mkdir()
     [run] = load_runs(tmp_path / 'run')
-    said = describe(run)
+    summary = describe(run)
     monkeypatch.setattr('sys.path', [str(tmp_path / 'packages')])  # whatever this machine has
-    assert dict(said)['curves'] == [f'{tmp_path}/run/metrics.jsonl, or ' + advice.format(f'{tmp_path}/run/tensorboard')]
+    assert dict(summary)['curves'] == [
+        f'{tmp_path}/run/metrics.jsonl, or ' + advice.format(f'{tmp_path}/run/tensorboard')]

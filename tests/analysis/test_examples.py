@@ -1,4 +1,4 @@
-"""What is trained is used; what is not, is trained by the scripts, and told of."""
+"""Examples use a trained run; if it does not exist, the scripts train one and log this."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def root(tmp_path, monkeypatch):
     for name in 'train.py', 'sweep.py':
         (tmp_path / name).write_text(
             'import pathlib, sys\npathlib.Path("called").write_text(" ".join(sys.argv))\n'
-            'print("told", file=sys.stderr)')
+            'print("logged", file=sys.stderr)')
     return tmp_path
 
 
@@ -40,7 +40,7 @@ def test_otherwise_a_short_one_is_made(root, capfd):
     assert examples.example_run('demo', steps=40) == root / 'runs' / 'demo-40'
     assert (root / 'called').read_text() == (
         'train.py --config=configs/demo.py --workdir=runs/demo-40 --config.train.steps=40')
-    assert capfd.readouterr().err.endswith('told\n')
+    assert capfd.readouterr().err.endswith('logged\n')
     assert examples.example_sweep('scores', steps=40) == root / 'sweeps' / 'scores-40'
     called = (root / 'called').read_text().split()
     assert called[:4] == ['sweep.py', '--config=configs/demo.py', '--sweep=configs/sweeps/scores.py',

@@ -221,7 +221,7 @@ def test_a_translation_is_explained(translator):
                                    ('-3.000', '-2.000', 'f')]
 
 
-def test_the_titles_say_that_tokens_are_left_out(translator, monkeypatch):
+def test_the_titles_mention_that_tokens_are_left_out(translator, monkeypatch):
     answer = output('abcdef', 'gh')
     weights = translator.attention(answer)
     count = len(explain_text(translator, answer, weights).attention[0].keys)

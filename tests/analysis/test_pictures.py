@@ -32,7 +32,7 @@ from runtime.once import warn_once
 
 
 @pytest.mark.parametrize('panels', [1, 5])
-def test_attention_says_what_its_axes_and_its_colours_mean(panels):
+def test_the_axes_and_colours_of_attention_have_labels(panels):
     weights = np.random.default_rng(0).dirichlet(np.ones(4), (panels, 3)).astype(np.float32)
     *matrices, bar = attention_figure(weights, ['un', 'deux', '</s>'], ['one', 'two', 'three', '</s>'],
                                       [f'head {1 + head}' for head in range(panels)]).axes
@@ -47,7 +47,7 @@ def test_attention_says_what_its_axes_and_its_colours_mean(panels):
 
 
 @pytest.mark.parametrize('shape, grid', [((4, 6, 1), (2, 3)), ((12, 2), (6,))])
-def test_a_picture_over_an_example_says_how_much_its_colours_are(shape, grid):
+def test_a_picture_over_an_example_has_a_scale_of_its_colours(shape, grid):
     """Where all looks are alike, all patches have one colour: that of the top of the scale."""
     weights = np.full((2, 6, 6), 1 / 6, np.float32)
     weights[1] = np.linspace(0, 1 / 3, 6)
@@ -122,7 +122,7 @@ def test_a_picture_is_saved_in_the_format_of_its_ending(tmp_path, monkeypatch):
     assert not (tmp_path / 'none').exists()
 
 
-def test_the_labels_of_the_axes_say_that_tokens_are_left_out():
+def test_the_labels_of_the_axes_mention_that_tokens_are_left_out():
     tokens = [*map(str, range(1000))]
     matrix, _ = attention_figure(np.full((1, 3, 1000), 0.001, np.float32), tokens[:3], tokens, ['']).axes
     assert (matrix.get_xlabel(), matrix.get_ylabel()) == ('keys (first 128 of 1,000)', 'queries')

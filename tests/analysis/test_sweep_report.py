@@ -28,7 +28,7 @@ def report(tmp_path, monkeypatch):
     return report
 
 
-def test_a_report_says_which_runs_have_other_options_than_the_sweep(report, tmp_path, caplog):
+def test_a_report_mentions_runs_with_other_options_than_the_sweep(report, tmp_path, caplog):
     (tmp_path / 'one/data').mkdir(parents=True)
     (tmp_path / 'one/config.json').write_text(json.dumps({
         'cache_dir': 'elsewhere', 'model': {'d_ff': 64, 'dropout': 0.1}, 'data': {'tokenizer': {'vocab_size': 999}}}))

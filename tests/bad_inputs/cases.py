@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
     Attributes:
       arguments: the command line; `Bench.fill` explains {here}, {run}, {new}, {data}, {root} and {same}.
-      says: texts that stderr must contain.
+      expected: texts that stderr must contain.
       files: {path below {here}: content}. The content is text, bytes, a constant such as GONE, or a function of the
         previous content.
       status: the exit status.
@@ -37,7 +37,7 @@ class Case(NamedTuple):
       alone: whether a new Python process runs the case, because Python reads some variables when it starts.
     """
     arguments: str
-    says: str | tuple[str, ...]
+    expected: str | tuple[str, ...]
     files: Mapping[str, str | bytes | Callable[[bytes], bytes] | list] = {}
     status: int = 2
     stdin: bytes = b''
@@ -134,10 +134,10 @@ class Bench:
         out = self.folder / f'case{self._count}.out'
         asked = arguments, here, dict(case.environment), self.folder / 'stdin', out, SECONDS
         status = (alone(script, *asked) if case.alone else self._server.run(script, *asked))
-        said = Path(f'{out}.stderr').read_text(errors='replace')
-        assert status == case.status and 'Traceback' not in said, f'{status}: {said[-2000:]}'
-        for part in (case.says,) if isinstance(case.says, str) else case.says:
-            assert self.fill(part, here) in said, said[-2000:]
+        stderr = Path(f'{out}.stderr').read_text(errors='replace')
+        assert status == case.status and 'Traceback' not in stderr, f'{status}: {stderr[-2000:]}'
+        for part in (case.expected,) if isinstance(case.expected, str) else case.expected:
+            assert self.fill(part, here) in stderr, stderr[-2000:]
         assert status or 'nan' not in Path(f'{out}.stdout').read_text(errors='replace')
         assert not (here / 'new').exists() or 'new' in case.files
         shutil.rmtree(here, ignore_errors=True)

@@ -25,13 +25,13 @@ RUN = '--workdir={run} --input=- '
 NO_CHECKSUMS = {'digits/data/checksums.json': GONE}  # a run of an earlier version
 
 
-def flag(text, *says):
-    return Case(RUN + text, says or text.partition('=')[2] and text.removeprefix('--'), stdin=b'one\n')
+def flag(text, *expected):
+    return Case(RUN + text, expected or text.partition('=')[2] and text.removeprefix('--'), stdin=b'one\n')
 
 
-def run(name, content, *says, **more):
+def run(name, content, *expected, **more):
     """Returns a case in which a file of the run directory has other content."""
-    return Case(RUN, says or name.rpartition('/')[2], {f'run/{name}': content}, stdin=b'one\n', **more)
+    return Case(RUN, expected or name.rpartition('/')[2], {f'run/{name}': content}, stdin=b'one\n', **more)
 
 
 def image(width, height, mode='L'):
@@ -359,8 +359,8 @@ SLOW = [
     *(Case('--workdir={digits} --input={here}/data/in.npz', 'in.npz: inputs',
            npz('in', inputs=np.full((2, 8, 8, 1), size, kind)))
       for size, kind in ((1e300, np.float64), (3e38, np.float32), ('1e4000', np.longdouble), (1, complex))),
-    *(Case('--workdir={digits} --input={here}/data/in.npz', ('in.npz: inputs', *said), npz('in', inputs=inputs))
-      for inputs, *said in (
+    *(Case('--workdir={digits} --input={here}/data/in.npz', ('in.npz: inputs', *expected), npz('in', inputs=inputs))
+      for inputs, *expected in (
           (np.zeros((8, 8, 1), np.uint8), 'inputs[None]'),
           (np.zeros((2, 8, 8), np.uint8), 'inputs[..., None]'),
           (np.zeros((2, 7, 8, 1), np.uint8), 'the model reads [n, 8, 8, 1]'),

@@ -30,27 +30,27 @@ def pngs(**changed):
     return files | {f'data/validation/{name}': content for name, content in changed.items()}
 
 
-def forecast(override, *says, header='x', rows='1\n' * 20):
+def forecast(override, *expected, header='x', rows='1\n' * 20):
     """A case of forecasting from a table with one series."""
     return Case('--config={root}/configs/co2_forecast.py --workdir={new} --config.data.source=files '
-                f'--config.data.name= --config.data.file={{here}}/series.csv --config.{override}', says,
+                f'--config.data.name= --config.data.file={{here}}/series.csv --config.{override}', expected,
                 {'series.csv': f'{header}\n{rows}'})
 
 
 def splits(train, validation, **more):
     """Returns a function that makes a case with a training split and a validation split."""
-    return lambda *says: Case(SHARE, says, {**npz(**train), **npz('validation', **validation)}, **more)
+    return lambda *expected: Case(SHARE, expected, {**npz(**train), **npz('validation', **validation)}, **more)
 
 
-def text(content, *says, flags=''):
+def text(content, *expected, flags=''):
     """Returns a case in which a language model is trained on one file."""
     return Case('--config={root}/configs/shakespeare_char.py --workdir={new} --config.data.file={here}/x.txt ' + flags,
-                says, {'x.txt': content})
+                expected, {'x.txt': content})
 
 
-def seen(content, *says):
+def seen(content, *expected):
     """Returns a case in which decode.py gets an array of inputs."""
-    return Case('--workdir={digits} --input={here}/data/in.npz', says, npz('in', inputs=content))
+    return Case('--workdir={digits} --input={here}/data/in.npz', expected, npz('in', inputs=content))
 
 
 NAMES, FOUR = np.array(['cat', 'dog'] * 2), np.arange(64.0).reshape(4, 4, 4, 1)

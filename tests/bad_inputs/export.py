@@ -6,8 +6,8 @@ RUN = '--workdir={run} --to=safetensors '
 OUT = RUN + '--output={new} '
 
 
-def damaged(content, *says, file='config.json'):
-    return Case(OUT, says or f'{{run}}/{file}', {f'run/{file}': content})
+def damaged(content, *expected, file='config.json'):
+    return Case(OUT, expected or f'{{run}}/{file}', {f'run/{file}': content})
 
 
 QUICK = [

@@ -3,8 +3,8 @@
 from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, PIPES, Case, cut, flipped, with_values, without
 
 
-def run(name, content, *says, **more):
-    return Case('{run}', says or name.rpartition('/')[2], {f'run/{name}': content}, **more)
+def run(name, content, *expected, **more):
+    return Case('{run}', expected or name.rpartition('/')[2], {f'run/{name}': content}, **more)
 
 
 QUICK = [

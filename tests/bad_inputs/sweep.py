@@ -5,13 +5,13 @@ from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, NULL, Case, cut, wi
 DEMO = '--config={root}/configs/demo.py --workdir={new} '
 
 
-def sweep(content, *says):
-    return Case(DEMO + '--sweep={here}/grid.py --dry_run', says, {'grid.py': content})
+def sweep(content, *expected):
+    return Case(DEMO + '--sweep={here}/grid.py --dry_run', expected, {'grid.py': content})
 
 
-def old(content, *says):
+def old(content, *expected):
     """Returns a case in which sweep.json of a sweep directory has other content."""
-    return Case('--workdir={here}/old --report', says or 'sweep.json', {'old/sweep.json': content})
+    return Case('--workdir={here}/old --report', expected or 'sweep.json', {'old/sweep.json': content})
 
 
 def returning(what):

@@ -66,7 +66,7 @@ def test_the_bench_finds_a_wrong_status_and_a_missing_word(bench):
     """Also a traceback, which an error in a file of the tests makes, fails."""
     missing = Case('--config={here}/none.py --workdir={new}', 'none.py')
     bench.check('train', missing)
-    for wrong in missing._replace(status=0), missing._replace(says='another.py'):
+    for wrong in missing._replace(status=0), missing._replace(expected='another.py'):
         with pytest.raises(AssertionError):
             bench.check('train', wrong)
 

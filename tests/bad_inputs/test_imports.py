@@ -43,7 +43,7 @@ def marks(number, row):
 @pytest.mark.parametrize('row', [
     pytest.param(row, id=f'{number}-{row[0]}', marks=marks(number, row)) for number, row in enumerate(ROWS)])
 def test_a_damaged_folder_is_refused(original, row, tmp_path):
-    (name, *_, says), changes = row, changes_of(row)
+    (name, *_, expected), changes = row, changes_of(row)
     if 'tokenizer.json' in changes:
         pytest.importorskip('tokenizers', reason="it is in the extra 'interchange', and is not installed here")
     folder = tmp_path / 'model'
@@ -53,7 +53,7 @@ def test_a_damaged_folder_is_refused(original, row, tmp_path):
     before = sorted(tmp_path.rglob('*'))
     with pytest.raises(UserError) as refused:
         read_models([folder], 'best')
-    for word in (says,) if isinstance(says, str) else says:
+    for word in (expected,) if isinstance(expected, str) else expected:
         assert re.search(re.escape(word), str(refused.value)), str(refused.value)
     assert str(folder) in str(refused.value) and '\n' not in str(refused.value)
     assert sorted(tmp_path.rglob('*')) == before

@@ -4,12 +4,12 @@ from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, NULL, Case, cut, wi
 from tests.bad_inputs.train_data import DEMO, DIGITS, LETTERS, QUICK_DATA, SLOW, demo, digits  # noqa: F401 (a table)
 
 
-def letters(override, *says):
-    return Case(f'{LETTERS} --config.{override}', says or f'config.{override.partition("=")[0]}=')
+def letters(override, *expected):
+    return Case(f'{LETTERS} --config.{override}', expected or f'config.{override.partition("=")[0]}=')
 
 
-def recipe(content, *says):
-    return Case('--config={here}/recipe.py --workdir={new}', says, {'recipe.py': content})
+def recipe(content, *expected):
+    return Case('--config={here}/recipe.py --workdir={new}', expected, {'recipe.py': content})
 
 
 MINE = 'class Mine({}):\n'
@@ -24,8 +24,8 @@ QUICK = [
            {'run/config.json': content})
       for content in ('', '{', '[]', '{"model": ', '[' * 100_000, '{"a": ' * 100_000, b'\xff', GONE, FOLDER, cut,
                       with_values(model=3))),
-    *(Case('--config={root}/configs/fine_tune.py:{run} --workdir={new}', ('{run}/config.json', *says),
-           {'run/config.json': content}) for content, *says in (
+    *(Case('--config={root}/configs/fine_tune.py:{run} --workdir={new}', ('{run}/config.json', *expected),
+           {'run/config.json': content}) for content, *expected in (
         (b'\x89PNG\r\n', 'utf-8'), (b'\xef\xbb\xbf{}', 'BOM'), (FIFO,), (LOOP,), (NULL,), ('null', 'JSON object'),
         ('{"version": 99}', 'version 99'), ('{"version": "2"}', "version '2'"), ('{"version": 1e999}', 'version inf'),
         ('{"model_type": "gpt2"}', 'tools.import_weights'), ('{"n_embd": 8}', 'n_embd'), (b'\x1f\x8b\x08', 'damaged'),

@@ -28,13 +28,13 @@ FOLDERS = ('--config={root}/configs/shakespeare_char.py --workdir={new} --config
 NPZ = DIGITS + '--config.data.source=files --config.data.name= --config.data.crop=0 --config.data.dir={here}/data '
 
 
-def demo(override, *says):
+def demo(override, *expected):
     key = override.partition('=')[0]
-    return Case(f'{DEMO} --config.{override}', says or f'config.{key}=')
+    return Case(f'{DEMO} --config.{override}', expected or f'config.{key}=')
 
 
-def digits(override, *says):
-    return Case(f'{DIGITS} --config.{override}', says or f'config.{override.partition("=")[0]}=')
+def digits(override, *expected):
+    return Case(f'{DIGITS} --config.{override}', expected or f'config.{override.partition("=")[0]}=')
 
 TEXT = '{text} --workdir={new} '
 RUN = '{same} --workdir={run} --config.train.steps=8 '  # of a finished run, only the records are read
@@ -44,14 +44,14 @@ LABELS = {'data/train-labels-idx1-ubyte': b'\0\0\x08\x01\0\0\0\x01\0',
           'data/train-images-idx3-ubyte': b'\0\0\x08\x03\0\0\0\x01\0\0\0\x01\0\0\0\x01\0'}
 
 
-def text(files, *says, **more):
+def text(files, *expected, **more):
     """Returns a case in which some text files have other content."""
-    return Case(TEXT, says, {f'data/{name}': content for name, content in files.items()}, **more)
+    return Case(TEXT, expected, {f'data/{name}': content for name, content in files.items()}, **more)
 
 
-def arrays(code, *says):
+def arrays(code, *expected):
     """Returns a case with array files that `code` makes."""
-    return Case(NPZ, says, {'data/x': 'x', **code})
+    return Case(NPZ, expected, {'data/x': 'x', **code})
 
 
 def npz(name='train', **changed):

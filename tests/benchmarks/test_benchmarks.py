@@ -355,9 +355,9 @@ def test_costs_of_a_trace():
     costs = traced([event('op', 0, 40, hlo_op='a', hlo_module='m'), event('op', 10, 10, hlo_op='b', hlo_module='m'),
                     event(KINDS[3], 25, _p=9), event('op', 80, 20, hlo_op='b', hlo_module='m')],
                    [event(KINDS[1], 30, _c=9), event(KINDS[2], 60)])
-    told = {name[1]: (cost.count, round(cost.seconds * 1e6), round(cost.thread_seconds * 1e6))
-            for name, cost in costs.items()}
-    assert told == {'a': (1, 50, 60), 'b': (2, 30, 30), IDLE[1]: (0, 20, 0)}
+    rounded = {name[1]: (cost.count, round(cost.seconds * 1e6), round(cost.thread_seconds * 1e6))
+               for name, cost in costs.items()}
+    assert rounded == {'a': (1, 50, 60), 'b': (2, 30, 30), IDLE[1]: (0, 20, 0)}
 
 
 def test_threads_and_speed_of_an_operation_do_not_depend_on_other_operations(capsys):

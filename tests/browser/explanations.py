@@ -69,15 +69,15 @@ def opened(browser, tmp_path):
         page_file.write()
         context = browser.new_context(viewport={'width': width, 'height': height}, **settings)
         page = context.new_page()
-        said, asked_for = [], []
-        page.on('console', lambda message: said.append(message.text))
-        page.on('pageerror', lambda error: said.append(str(error)))
+        errors, asked_for = [], []
+        page.on('console', lambda message: errors.append(message.text))
+        page.on('pageerror', lambda error: errors.append(str(error)))
         page.on('request', lambda request: asked_for.append(request.url))
         page.goto(page_file.path.as_uri())
         page.wait_for_selector('html[data-ready]')
-        page.complaints = said
+        page.complaints = errors
         yield page
-        assert said == []
+        assert errors == []
         assert [url for url in asked_for if not url.startswith('data:')] == [page_file.path.as_uri()]
         assert page.evaluate('document.documentElement.scrollWidth') <= width
         assert page.evaluate('window.harmed') is None

@@ -280,11 +280,11 @@ def test_every_bound_holds(key, value):
 def test_every_number_has_a_bound_and_every_word_its_choices():
     free = {'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name', 'data.file', 'data.feature',
             'data.splits.train', 'data.splits.validation', 'data.splits.test',
-            'train.teacher', 'train.teacher_checkpoint', 'train.init_from',  # the other run says which
-            'train.guided_head',  # of which a rule does
-            'train.frozen', 'train.lora_parts', 'train.edits', 'track.places',  # of which the model does
-            'track.wandb', 'track.mlflow',  # of which their servers do
-            'eval.metric'}  # of which the task says what it may be
+            'train.teacher', 'train.teacher_checkpoint', 'train.init_from',  # the other run determines the choices
+            'train.guided_head',  # a rule does
+            'train.frozen', 'train.lora_parts', 'train.edits', 'track.places',  # the model does
+            'track.wandb', 'track.mlflow',  # their servers do
+            'eval.metric'}  # the task does
     assert {option.name for option in OPTIONS if isinstance(option.allowed, Text)} == free
     kinds = {Between: (int, float), Fraction: float, OneOf: str, Text: str, Switch: bool}
     for option in OPTIONS:
@@ -324,7 +324,7 @@ def test_flag_with_a_recipe(monkeypatch):
      'data.dir=a. Clear one option: --config.data.file= or --config.data.dir=', 'data.dir='),
     ({'data.plain_spaces': 0.0}, 'data.dir=b', 'data.plain_spaces=0.0: has no effect with data.source=files. Set it to '
      'its default, 0.5', 'data.plain_spaces=0.5')])
-def test_a_fine_tuning_that_inherits_an_option_without_effect_is_fixed_as_the_message_says(
+def test_a_fine_tuning_that_inherits_an_option_without_effect_is_fixed_by_the_advice_of_the_message(
         saved, override, message, fix, monkeypatch, tmp_path):
     def read(*overrides):
         values = flags.FlagValues()

@@ -1,4 +1,4 @@
-"""The table of options and that of tasks say what is there, and the page of all options says what they say."""
+"""The tables of options and tasks describe the code, and the page of all options has the texts of the tables."""
 
 import inspect
 import re

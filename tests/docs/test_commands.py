@@ -151,9 +151,9 @@ def test_a_block_of_the_documentation_runs(tree, page, language, code):
 
 @pytest.mark.parametrize('page, command', list(trainings()))
 def test_a_training_in_the_text_has_options_that_exist(tree, page, command):
-    said = bash(f'{command} --print_config'.replace('python', sys.executable, 1), *tree)
+    stdout = bash(f'{command} --print_config'.replace('python', sys.executable, 1), *tree)
     for option, value in re.findall(r'--config\.([\w.]+)=(\S+)', command):
-        assert re.search(rf"^'?--config\.{re.escape(option)}={re.escape(value)}(\.0)?'?$", said, re.M), option
+        assert re.search(rf"^'?--config\.{re.escape(option)}={re.escape(value)}(\.0)?'?$", stdout, re.M), option
 
 
 def test_the_tables_of_results_have_trainings():

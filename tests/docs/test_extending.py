@@ -57,8 +57,8 @@ def test_the_changes_fit_and_name_the_score(tree):
 
 @pytest.mark.slow
 def test_the_new_tests_pass(tree):
-    said = run(tree, *[f'{command} --numprocesses=0' for command in commands('pytest')])
-    assert re.search(r'\b1[0-9] passed', said) and 'failed' not in said
+    stdout = run(tree, *[f'{command} --numprocesses=0' for command in commands('pytest')])
+    assert re.search(r'\b1[0-9] passed', stdout) and 'failed' not in stdout
 
 
 @pytest.mark.slow
@@ -73,5 +73,5 @@ def test_the_score_is_trained_and_shown(tree):
     run(tree, pictured)
     assert (tree / 'pictures' / '000001.png').read_bytes().startswith(b'\x89PNG')
     code, = blocks('py')
-    said = run(tree, '-', input=code + "\nprint(panels.shape, run.config.model.score)")
-    assert said.split()[-1] == 'gaussian' and said.startswith('(3, ')
+    stdout = run(tree, '-', input=code + "\nprint(panels.shape, run.config.model.score)")
+    assert stdout.split()[-1] == 'gaussian' and stdout.startswith('(3, ')

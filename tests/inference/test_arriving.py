@@ -31,7 +31,7 @@ from analysis.request import Request
 import command_line
 
 class Shout(TextModel):
-    """Says how many lines it was given at a time."""
+    """A model whose answers contain the number of lines per batch."""
     def __init__(self): pass
     def respond(self, lines, options, *, first=0):
         return [Output(line, [], [Hypothesis(f'{len(lines)} {line.upper()}', [], 0.0, 0.0)]) for line in lines]
@@ -85,11 +85,11 @@ def test_a_slow_pipe_is_answered_line_by_line_and_a_fast_one_in_batches():
         process.stdin.flush()
         assert not select.select([process.stdout], [], [], 0.5)[0]
         process.stdin.write(b' a line\n' + b''.join(b'%d\n' % number for number in range(5000)) + b'no end')
-        out, said = process.communicate(timeout=600)
+        out, stderr = process.communicate(timeout=600)
     finally:
         process.kill()
     lines = out.decode().splitlines()
-    assert process.returncode == 0, said.decode()
+    assert process.returncode == 0, stderr.decode()
     assert [line.partition(' ')[2] for line in lines] == ['HALF A LINE', *map(str, range(5000)), 'NO END']
     assert max(int(line.partition(' ')[0]) for line in lines) == 4096
 
@@ -130,9 +130,9 @@ def test_a_terminal_prompts_and_ends_cleanly(last, status, tmp_path):
             process.send_signal(signal.SIGINT)  # readline may ignore a signal while it prepares the terminal
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(15)
-        said = process.communicate(timeout=600)[1]
+        stderr = process.communicate(timeout=600)[1]
     finally:
         process.kill()
         os.close(ours)
-    assert process.returncode == status and b'Traceback' not in said, said.decode()
+    assert process.returncode == status and b'Traceback' not in stderr, stderr.decode()
     assert (tmp_path / 'allyouneed' / 'typed_lines').read_text().split() == ['one', 'two']

@@ -1,4 +1,4 @@
-"""Edits at places: searches and teacher forcing agree under them, and each does what it says."""
+"""Edits at places: searches and teacher forcing agree under them, and each edit has its documented effect."""
 
 import copy
 import dataclasses
@@ -135,13 +135,13 @@ def test_a_head_set_to_zero_is_a_head_without_its_rows_of_the_output_projection(
     np.testing.assert_allclose(logits, expected, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize('heads, says', [
+@pytest.mark.parametrize('heads, message', [
     ('cross:9:1', '--without=cross:9:1: the model has 2 layers of this kind. Use a layer from 1 to 2'),
     ('cross:1:1,99', '--without=cross:1:1,99: this layer has 2 heads. Use heads from 1 to 2')])
-def test_heads_that_do_not_exist_cannot_be_set_to_zero(heads, says, runs):
+def test_heads_that_do_not_exist_cannot_be_set_to_zero(heads, message, runs):
     with pytest.raises(UserError) as refused:
         check_without(heads, runs['transformer'].places())
-    assert str(refused.value) == says
+    assert str(refused.value) == message
 
 
 def test_heads_of_an_ensemble_are_named():

@@ -144,15 +144,15 @@ def test_a_target_longer_than_a_translation_is_named(translating):
 
 
 @pytest.mark.slow
-def test_the_command_line_scores_and_a_run_says_what_it_is(tmp_path):
+def test_the_command_line_scores_and_the_repr_of_a_run_describes_it(tmp_path):
     with tarfile.open(Path(__file__).parents[1] / 'runs/first.tar.gz') as archive:
         archive.extractall(tmp_path, filter='data')
     (tmp_path / 'in.tsv').write_text('one two\ttwo one\none\t\nsix\tone six five\n')
     done = script('decode.py', f'--workdir={tmp_path}/run', f'--input={tmp_path}/in.tsv', '--score')
     assert done.returncode == 0, done.stderr.decode()
     run = inference.load(tmp_path / 'run')
-    said = repr(run)
-    assert '\n' not in said and all(part in said for part in ('translation', 'transformer', 'parameters', '6', 'run'))
+    text = repr(run)
+    assert '\n' not in text and all(part in text for part in ('translation', 'transformer', 'parameters', '6', 'run'))
     pairs = [line.split('\t') for line in (tmp_path / 'in.tsv').read_text().splitlines()]
     outputs = run.forced([(source, target) for source, target in pairs])
     assert [float(line) for line in done.stdout.split()] == pytest.approx(

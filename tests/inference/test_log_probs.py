@@ -1,4 +1,4 @@
-"""What a search reports of its outputs is what the model says of them: teacher forcing, in one pass without a cache."""
+"""The scores of a search are those of the model with teacher forcing, which is one pass without a cache."""
 
 import dataclasses
 import json
@@ -169,18 +169,18 @@ class Pairs(PairData):
 
 
 @pytest.mark.slow
-def test_a_split_that_learned_positions_do_not_reach_is_cut_and_scored_as_it_says_before(caplog, monkeypatch):
+def test_a_split_that_learned_positions_do_not_reach_is_truncated_with_a_warning_and_scored(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
     model = translator(Transformer(dataclasses.replace(BLOCKS, position='learned'), 1, SIZE, SIZE, max_length=8))
     model.max_length = 6
     pairs = [('abc', 'cab'), ('abcabcabc', 'a'), ('b', 'abcabca'), ('c', 'abcabcab'), ('abcabcabca', 'abcabcabcabc')]
-    said_before = []
+    messages = []
     monkeypatch.setattr(model, 'find_all', lambda *arguments, find=model.find_all, **options: (
-        said_before.extend(caplog.messages), find(*arguments, **options))[1])
+        messages.extend(caplog.messages), find(*arguments, **options))[1])
     results, table = model.score(Pairs(pairs), 'test', base.get_config(), SearchOptions(beam=2))
     assert [cells[:2] for cells in table] == pairs  # what is written down is whole
-    assert any(said.startswith('2 of 5 sources have more than 5 tokens') for said in said_before)
-    assert any(said.startswith('2 of 5 references have more than 8 tokens') for said in said_before)
+    assert any(message.startswith('2 of 5 sources have more than 5 tokens') for message in messages)
+    assert any(message.startswith('2 of 5 references have more than 8 tokens') for message in messages)
     encode = TOKENIZER.encode
     targets = padded([[*encode(target), EOS][:8] for _, target in pairs])
     log_probs = teacher_forced(

@@ -1,4 +1,4 @@
-"""Predictor.predict: what a notebook may hand it, and what it is told about the rest."""
+"""Predictor.predict: the allowed inputs of a notebook, and the messages about all other inputs."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What is said of a whole input: characters outside the vocabulary, and bits per byte of texts."""
+"""The report on a whole input: characters outside the vocabulary, and bits per byte of texts."""
 
 import dataclasses
 import io
@@ -153,13 +153,13 @@ def test_bits_per_byte_are_those_of_float64_sums_and_count_bytes_of_any_tokenize
             f'perplexity {scores["perplexity"]:.4f} per token. Windows have 8 tokens, and the stride is 4 tokens']
 
 
-def test_a_score_over_texts_that_the_tokenizer_changes_is_said_to_be_incomparable(letters, caplog):
+def test_a_score_over_texts_that_the_tokenizer_changes_is_reported_as_incomparable(letters, caplog):
     caplog.set_level('INFO', logger='allyouneed')
     report = Report(letters, 'line', scored=True)
     report.add(letters.forced_all(['a\u20ac', 'a', '']))
     report.write()
-    assert any(said.startswith('in 1 of 3 lines, the decoded tokens differ from the text. Do not compare bits per byte')
-               for said in caplog.messages)
+    warning = 'in 1 of 3 lines, the decoded tokens differ from the text. Do not compare bits per byte'
+    assert any(message.startswith(warning) for message in caplog.messages)
     empty = Report(letters, 'line', scored=True)
     empty.add(letters.forced_all(['']))
     assert empty.scores(letters.forced_all([''])[0])['bits_per_byte'] is None
@@ -245,7 +245,7 @@ def test_a_list_of_words_to_avoid_that_is_too_long_is_refused_before_a_split_is_
 
 
 @pytest.mark.slow
-def test_a_split_whose_documents_the_tokenizer_changes_is_said_to_be_incomparable(caplog, monkeypatch):
+def test_a_split_whose_documents_the_tokenizer_changes_is_reported_as_incomparable(caplog, monkeypatch):
     folded = train_tokenizer(['Abc abc.'] * 9, kind='bpe', vocab_size=266, split_digits=False, normalization='nfkc_cf')
     split = Validation([[[BOS, 5, 6, 6]]], ['abc', 'Abc', 'abc'])
     generator(folded).score(split, 'test', base.get_config(), GREEDY)

@@ -313,15 +313,15 @@ def test_a_space_ends_the_word_of_a_prefix_where_sentencepiece_drops_it(kind, nu
             assert output.text.startswith(prefix)
 
 
-@pytest.mark.parametrize('source, prefix, avoid, says', [
+@pytest.mark.parametrize('source, prefix, avoid, message', [
     ('ab', 'bbbbbbb', (), 'line 8: .* this prefix needs 7 tokens, but the translation may have at most 7'),
     ('ab', 'bxb', (), 'characters that are not in the vocabulary'),
     ('', 'b', (), 'the sentence is empty'),
     ('ab', 'b a, ', ('A',), 'a word to avoid'),
     ('ab', 'b bb a', ('A',), 'a word to avoid'),  # nothing can follow
 ])
-def test_a_prefix_that_cannot_begin_a_translation(source, prefix, avoid, says):
-    with pytest.raises(UserError, match=says):
+def test_a_prefix_that_cannot_begin_a_translation(source, prefix, avoid, message):
+    with pytest.raises(UserError, match=message):
         of_kind('transformer').translate(['a', source], SearchOptions(extra_length=4, avoid=avoid), first=6,
                                          prefixes=['', prefix])
 

@@ -46,7 +46,7 @@ def empty_cache(beam):
 
 
 def teacher_forced(sentence, tokens):
-    """log p(tokens), a softmax over everything that the model could say at each place."""
+    """Returns log p(tokens), with a softmax over all tokens at each position."""
     total = 0.0
     for i, token in enumerate(tokens):
         logits = next_logits(sentence, tokens[:i])

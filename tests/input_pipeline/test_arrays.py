@@ -132,7 +132,7 @@ def test_a_split_has_as_many_values_as_the_training_split():
 
 
 @pytest.mark.parametrize('kind', [np.int8, np.uint8, np.int64, np.float32, np.float64])
-def test_the_task_and_not_the_type_says_what_targets_are(kind):
+def test_the_task_and_not_the_type_determines_what_targets_are(kind):
     classes, values = (in_memory(INPUTS, CLASSES.astype(kind), labelled) for labelled in (True, False))
     assert classes.classes == list('0123') and classes.targets('test').dtype == np.int32
     assert classes.targets('train').tolist() == CLASSES.tolist()

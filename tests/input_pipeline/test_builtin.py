@@ -1,4 +1,4 @@
-"""The built-in corpus: what CLDR says, one target to a source, the same on every machine."""
+"""The built-in corpus: the texts of CLDR, one target to a source, the same on every machine."""
 
 import datetime
 import json
@@ -141,7 +141,7 @@ def test_unknown_locale_names_its_neighbours(wrong, right):
         builtin.make_corpus('en', wrong)
 
 
-def test_exhausted_space_says_how_many(monkeypatch):
+def test_the_error_of_too_few_pairs_has_their_number(monkeypatch):
     monkeypatch.setattr(builtin, 'KINDS', {'territory': builtin.KINDS['territory']})
     with pytest.raises(ValueError, match=f'found {len(builtin.TERRITORIES)} unique pairs instead of 100'):
         builtin.make_corpus(sizes={'train': 90, 'test': 10})

@@ -1,4 +1,4 @@
-"""Documents from files, TFDS and the standard library: what a document is, what a user is told, what splits hold."""
+"""Documents from files, TFDS and the standard library: their boundaries, the messages, the contents of splits."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""All that a config's data lacks is told at once, before any work; and a sound config's is told nothing."""
+"""All problems of a config's data are reported at once, before any work; correct data has no problems."""
 
 import gzip
 import re
@@ -86,7 +86,7 @@ def test_a_vocabulary_is_tried_where_something_else_is_wrong(folder, tmp_path, m
     for name in 'validation.en', 'validation.fr', 'validation.txt':
         write(folder / name, [])
     assert ['no text' in found for found in data_problems(large, (), ASKED)] == [True, False]
-    with pytest.raises(UserError, match='vocab_size=9000: too large'):  # what training would say
+    with pytest.raises(UserError, match='vocab_size=9000: too large'):  # the message of the training
         open_data(large, asked=ASKED)
 
 
@@ -105,7 +105,7 @@ def test_no_vocabulary_is_tried_where_the_vocabulary_of_another_run_is_used(fold
     {'data__tokenizer__vocab_size': 100}, {'data__tokenizer__kind': 'word'}, {'data__tokenizer__normalization': 'nfd'},
     {'data__source': 'csv'}, {'data__dir': ''}, {'task': 'parsing'}, {'data__documents': 'page'},
     {'data__validation_share': -1.0}, {'data__validation_share': 7.0}])
-def test_what_the_config_s_own_check_tells_breaks_nothing_here(folder, tmp_path, changes):
+def test_configs_that_fail_their_own_check_do_not_break_the_check_of_the_data(folder, tmp_path, changes):
     write_pairs(folder)
     write(folder / 'train.txt', LINES)
     for make in config_of, language_config, array_config:

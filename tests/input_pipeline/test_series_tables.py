@@ -33,7 +33,7 @@ def test_csv_channels_go_by_their_names_in_the_training_file(tmp_path):
 
 
 @pytest.mark.parametrize('three', ['3', '3.0', '3e0'])
-def test_csv_targets_are_what_the_task_says(tmp_path, three):
+def test_the_task_determines_the_type_of_csv_targets(tmp_path, three):
     write_csv(tmp_path, 'series,x,target', f'a,1,{three}', 'b,2,4')
     np.testing.assert_array_equal(read(tmp_path, labelled=False)[1], np.float64([[3], [4]]), strict=True)
     np.testing.assert_array_equal(read(tmp_path)[1], np.int32([3, 4]), strict=True)

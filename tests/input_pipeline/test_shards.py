@@ -238,7 +238,7 @@ def test_an_error_in_the_text_is_the_users_and_leaves_nothing(folder, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['text']
 
 
-def test_if_all_workers_are_killed_it_says_so(folder, tmp_path, monkeypatch):
+def test_an_error_reports_that_all_workers_were_killed(folder, tmp_path, monkeypatch):
     class Killed(subprocess.Popen):
         def __init__(self, command, **options):
             super().__init__([command[0], '-c', 'import os; os.kill(os.getpid(), 9)'], **options)

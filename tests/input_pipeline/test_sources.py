@@ -1,4 +1,4 @@
-"""Text files, TFDS datasets on disk: what is read, what a user is told, and what fingerprints tell apart."""
+"""Text files, TFDS datasets on disk: the pairs that are read, the messages, and the differences of fingerprints."""
 
 import gzip
 import hashlib
@@ -234,8 +234,9 @@ def test_a_corpus_without_plain_spaces_is_the_one_that_runs_were_made_of_before(
     digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
     assert opened(plain_spaces=0.0) == (pairs, {'source': 'builtin', 'languages': ['en', 'fr'], 'seed': 0, 'version': 1,
                                                 'split': 'train', 'sha256': digest})
-    typed, told = opened(plain_spaces=0.6)
-    assert typed == [('7:37 AM', '07:37'), pairs[1]] and told['plain_spaces'] == 0.6 and told['sha256'] != digest
+    typed, fingerprint = opened(plain_spaces=0.6)
+    assert typed == [('7:37 AM', '07:37'), pairs[1]]
+    assert fingerprint['plain_spaces'] == 0.6 and fingerprint['sha256'] != digest
 
 
 def test_builtin_with_an_unknown_locale():

@@ -203,7 +203,7 @@ def test_two_processes_at_once_both_succeed(tmp_path):
     assert len(stores(tmp_path)) == len(list((tmp_path / 'tokenizers').iterdir())) == 1
 
 
-# Says when it is in the middle of writing, and stays there.
+# Prints a line in the middle of writing, and then waits.
 STUCK = """
 import pathlib, sys, time
 from input_pipeline.token_store import open_store

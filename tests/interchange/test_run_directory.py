@@ -52,7 +52,7 @@ def test_an_imported_translator_translates_explains_and_trains_further(folders, 
     assert inference.load(tmp_path / 'again').translate(['the'])[0].text == trained.translate(['the'])[0].text
 
 
-@pytest.mark.parametrize('name, fields, said', [
+@pytest.mark.parametrize('name, fields, message', [
     ('gpt2', {'scale_attn_by_inverse_layer_idx': True}, 'scale_attn_by_inverse_layer_idx=True'),
     ('gpt2', {'model_type': 'bert'}, "model_type='bert'"), ('gpt2', {'n_embd': 'wide'}, 'n_embd: expected int'),
     ('gpt2', {'n_layer': 3}, 'lack'), ('gpt2', {'n_layer': 1}, 'does not have'),
@@ -61,14 +61,14 @@ def test_an_imported_translator_translates_explains_and_trains_further(folders, 
     ('gpt2', {'quantization_config': {'bits': 4}}, 'quantization_config'),
     ('marian', {'decoder_ffn_dim': 5}, 'decoder_ffn_dim=5'),
     ('marian', {'decoder_start_token_id': 3}, 'start_token_id=3')])
-def test_what_is_not_supported_is_refused_by_its_name(folders, name, fields, said, tmp_path):
+def test_what_is_not_supported_is_refused_by_its_name(folders, name, fields, message, tmp_path):
     folder = tmp_path / name
     shutil.copytree(folders / name, folder)
     config = json.loads((folder / 'config.json').read_text())
     (folder / 'config.json').write_text(json.dumps(config | fields))
     with pytest.raises(UserError) as refused:
         inference.load(folder)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize('name, missing', [('gpt2', 'merges.txt'), ('gpt2', 'vocab.json'), ('marian', 'target.spm'),

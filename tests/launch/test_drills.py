@@ -50,17 +50,17 @@ def whole(data, cache, tmp_path_factory):
             folder = tmp_path_factory.mktemp('whole')
             with Job(count, arguments(folder / 'run', data, cache), folder / 'logs') as job:
                 job.wait(range(count), 900)
-                assert all(process.returncode == 0 for process in job.processes), job.said(0)
+                assert all(process.returncode == 0 for process in job.processes), job.output(0)
             known[count] = outcome(folder / 'run')
         return known[count]
 
     return find
 
 
-def reason(said):
-    """The message with which a process ended: its last line. Orbax's and JAX's threads may have logged before."""
-    found = re.fullmatch(r'process \d+ on \S+: (.*)', said.strip().splitlines()[-1])
-    assert found, said
+def reason(output):
+    """Returns the message with which a process ended: its last line. Threads of Orbax and JAX may log before it."""
+    found = re.fullmatch(r'process \d+ on \S+: (.*)', output.strip().splitlines()[-1])
+    assert found, output
     return found[1]
 
 
@@ -68,10 +68,10 @@ def restart(count, workdir, data, cache, folder, expected):
     """Starts the same command again, and returns its log line about the start. The outcome must be bit-identical."""
     with Job(count, arguments(workdir, data, cache), folder) as again:
         again.wait(range(count), 900)
-        assert [process.returncode for process in again.processes] == [0] * count, again.said(0)
-        said = re.search('resuming from step [0-9]+', again.said(0))[0]
+        assert [process.returncode for process in again.processes] == [0] * count, again.output(0)
+        resumed = re.search('resuming from step [0-9]+', again.output(0))[0]
     assert outcome(workdir) == expected
-    return said
+    return resumed
 
 
 @pytest.mark.parametrize('count, victim, fault, within', [
@@ -84,11 +84,11 @@ def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data,
         seconds = job.wait(others, within)
         for number in others:
             assert job.processes[number].returncode == STOPPED
-            assert 'Run the same command again' in reason(job.said(number))
-        told = reason(job.said(others[0]))
+            assert 'Run the same command again' in reason(job.output(number))
+        message = reason(job.output(others[0]))
     resumed = restart(count, workdir, data, cache, tmp_path / 'again', whole(count))
     print(f'DRILL {count} processes, {fault.name} to process {victim} -> '
-          f'{told} -> {seconds:.1f} s -> {resumed}', flush=True)
+          f'{message} -> {seconds:.1f} s -> {resumed}', flush=True)
 
 
 def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):
@@ -99,9 +99,9 @@ def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):
         job.wait([1], LATE)
         job.send(0, signal.SIGCONT)
         seconds = job.wait([0], LATE)
-        assert job.processes[0].returncode == STOPPED, job.said(0)
+        assert job.processes[0].returncode == STOPPED, job.output(0)
         print(f'DRILL 2 processes, SIGCONT to process 0 after that -> '
-          f'{reason(job.said(0))} -> {seconds:.1f} s', flush=True)
+          f'{reason(job.output(0))} -> {seconds:.1f} s', flush=True)
 
 
 def test_a_slow_process_is_waited_for(data, cache, whole, tmp_path):
@@ -138,7 +138,7 @@ class Network:
                              *holder)
         self.inside = [['nsenter', '-t', str(holder), '-U', '-n', '-u', '--preserve-credentials']
                        for holder in (first, second)]
-        # Gloo listens where the host's name says.
+        # Gloo listens at the address of the host's name.
         self.run(0, 'hostname 10.77.0.1 && ip link set lo up && ip link add cable0 type veth peer name cable1 && '
                     f'ip link set cable1 netns {second} && ip addr add 10.77.0.1/24 dev cable0 && '
                     'ip link set cable0 up')
@@ -184,11 +184,11 @@ def test_a_network_that_is_cut(data, cache, whole, tmp_path):
         job.until_saved(workdir, EVERY)
         network.run(0, 'ip link set cable0 down')
         seconds = job.wait([0, 1], LATE)
-        told = [reason(job.said(number)) for number in (0, 1)]
+        messages = [reason(job.output(number)) for number in (0, 1)]
         assert [process.returncode for process in job.processes] == [STOPPED] * 2
     resumed = restart(2, workdir, data, cache, tmp_path / 'again', whole(2))
     print(f'DRILL 2 processes, the network between them cut -> '
-          f'{told[0]} / {told[1]} -> {seconds:.1f} s -> {resumed}', flush=True)
+          f'{messages[0]} / {messages[1]} -> {seconds:.1f} s -> {resumed}', flush=True)
 
 
 # One process of two fails where the other goes on, before the first step.
@@ -212,9 +212,9 @@ def test_an_error_in_one_process_ends_both(data, cache, tmp_path, monkeypatch):
     began = time.monotonic()
     with Job(2, ['-c', ALONE, *arguments(tmp_path / 'run', data, cache)], tmp_path / 'logs') as job:
         job.wait([1], 300)
-        assert job.processes[1].returncode == 2 and 'this disk is on fire' in job.said(1), job.said(1)
+        assert job.processes[1].returncode == 2 and 'this disk is on fire' in job.output(1), job.output(1)
         job.wait([0], LATE)
         assert job.processes[0].returncode == STOPPED
         print(f'DRILL an error in process 1 -> '
-          f'{reason(job.said(0))} -> '
+          f'{reason(job.output(0))} -> '
               f'{time.monotonic() - began:.1f} s from the start', flush=True)

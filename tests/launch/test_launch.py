@@ -136,7 +136,7 @@ def test_kubernetes_restarts_only_jobs_that_can_resume():
     assert both['Job']['successPolicy'] == {'rules': [{'succeededIndexes': '0'}]}
 
 
-def test_the_slice_has_the_machines_that_its_topology_says():
+def test_the_slice_has_the_machines_of_its_topology():
     job = jobs()[0]['JobSet']
     pod = job['template']['spec']
     chips = math.prod(map(int, pod['nodeSelector']['cloud.google.com/gke-tpu-topology'].split('x')))
@@ -272,10 +272,10 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
         env=environment(2, PATH=f'{srun.parent}:{os.environ["PATH"]}', PYTHON=sys.executable,
                         TASKS='2', SLURM_JOB_ID='7', SLURM_CPUS_PER_TASK='8',
                         JAX_COORDINATOR_PORT=str(free_port())))
-    said = slurm.stderr.decode()
-    assert slurm.returncode == 0, said
-    assert said.count('compilations of the train step') == 1  # only the leader logs
-    assert '4 x cpu in 2 process(es) as data=1, fsdp=4, tensor=1' in said
+    stderr = slurm.stderr.decode()
+    assert slurm.returncode == 0, stderr
+    assert stderr.count('compilations of the train step') == 1  # only the leader logs
+    assert '4 x cpu in 2 process(es) as data=1, fsdp=4, tensor=1' in stderr
     assert_same_run(tmp_path / 'alone', tmp_path / 'slurm')
 
     # The same run resumes from its middle checkpoint with the command of the Kubernetes pods, one device per pod.
@@ -293,17 +293,17 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
         pods.append(subprocess.Popen(['timeout', '900', sys.executable, *arguments('kubernetes'), *filled], cwd=ROOT,
                                      stderr=subprocess.PIPE, env=environment(1)))
     for index, pod in enumerate(pods):
-        said = pod.communicate()[1].decode()
-        assert pod.returncode == 0, said
-        assert (f'resuming from step {STEPS // 2}' in said) == (index == 0)
+        stderr = pod.communicate()[1].decode()
+        assert pod.returncode == 0, stderr
+        assert (f'resuming from step {STEPS // 2}' in stderr) == (index == 0)
     assert_same_run(tmp_path / 'alone', moved)
 
 
 def test_the_steps_of_the_best_recipe_go_on_after_a_stop(tmp_path):
     """A fake python writes its arguments to a file, makes the folder of tools.distil, and stops at $STOP."""
-    python, told = tmp_path / 'python', tmp_path / 'told'
+    python, commands = tmp_path / 'python', tmp_path / 'commands'
     python.write_text(f"""#!/bin/bash
-        echo "$*" >> {told}
+        echo "$*" >> {commands}
         for each; do [[ $each == --output=* ]] && mkdir -p "${{each#*=}}"; done
         [[ "$*" == *"$STOP"* ]] && exit 75
         exit 0
@@ -313,10 +313,10 @@ def test_the_steps_of_the_best_recipe_go_on_after_a_stop(tmp_path):
 
     def steps(stop):
         """Returns the commands of the script, with short paths, and its exit status."""
-        told.unlink(missing_ok=True)
+        commands.unlink(missing_ok=True)
         done = subprocess.run(['launch/multi30k_best.sh', 'my pairs', runs, '--config.seed=3'], cwd=ROOT, timeout=600,
                               env=os.environ | {'PYTHON': str(python), 'STOP': stop})
-        return told.read_text().replace(f'{runs}/', '').splitlines(), done.returncode
+        return commands.read_text().replace(f'{runs}/', '').splitlines(), done.returncode
 
     first, second, translations, student, scores = steps('nowhere')[0]
     assert first == 'train.py --config=configs/multi30k.py --config.data.dir=my pairs --workdir=first --config.seed=3'

@@ -68,7 +68,7 @@ def whole(tmp_path_factory, cache):
     """An uninterrupted run of two processes with fsdp. Afterwards, the programs are in the cache."""
     folder = tmp_path_factory.mktemp('whole')
     with Job(2, arguments(folder / 'run', cache, **TWO), folder / 'logs') as job:
-        assert job.end() == [0, 0], job.said(0) + job.said(1)
+        assert job.end() == [0, 0], job.output(0) + job.output(1)
     return folder / 'run'
 
 
@@ -84,8 +84,8 @@ def test_a_duplicate_number_ends_with_2_and_a_missing_process_with_75(count, num
     with Job(len(numbers), [[*arguments(tmp_path / 'run', cache), f'--patience={patience}']] * len(numbers),
              tmp_path / 'logs', numbers=numbers, total=count) as job:
         assert job.end() == [status] * len(numbers)
-        assert any(re.search(message, job.said(each)) for each in range(len(numbers))), job.said(0)
-        assert 'Traceback' not in job.said(0)
+        assert any(re.search(message, job.output(each)) for each in range(len(numbers))), job.output(0)
+        assert 'Traceback' not in job.output(0)
     assert not (tmp_path / 'run').exists()
 
 
@@ -95,13 +95,13 @@ def test_unequal_devices_and_unequal_flags_are_reported_in_every_process(cache, 
     with Job(2, both, tmp_path / 'logs') as job:
         assert job.end() == [2, 2]
         for number in (0, 1):
-            assert 'different numbers of devices (process 0: 1, process 1: 2)' in job.said(number)
-            assert 'Traceback' not in job.said(number)
+            assert 'different numbers of devices (process 0: 1, process 1: 2)' in job.output(number)
+            assert 'Traceback' not in job.output(number)
     both = [arguments(tmp_path / 'run', cache, seed=seed) for seed in (1, 2)]
     with Job(2, both, tmp_path / 'logs') as job:
         assert job.end() == [2, 2]
         for number in (0, 1):
-            assert 'process 1 has another config than process 0 (seed: 2, in process 0 1)' in job.said(number)
+            assert 'process 1 has another config than process 0 (seed: 2, in process 0 1)' in job.output(number)
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_run_directories_that_are_not_shared_are_an_error(cache, tmp_path):
         for number in (0, 1):
             assert re.search(r'--workdir=\S+: process 1 on \S+ cannot see the file \S+/owner, which process 0 has '
                              'written',
-                             job.said(number)), job.said(number)
+                             job.output(number)), job.output(number)
 
 
 @pytest.mark.slow
@@ -131,9 +131,9 @@ agreement.exchange = slow
 '''
     before = programs(cache)
     with Job(2, sabotaged(late, tmp_path / 'run', cache, **TWO), tmp_path / 'logs') as job:
-        assert job.end() == [0, 0], job.said(0)
+        assert job.end() == [0, 0], job.output(0)
         for what in ('the start', 'compiling'):
-            assert f'waiting for process 1 ({what})' in job.said(0)
+            assert f'waiting for process 1 ({what})' in job.output(0)
     assert outcome(tmp_path / 'run') == outcome(whole)
     assert programs(cache) == before  # each process found all its programs in the cache
 
@@ -157,9 +157,10 @@ def test_a_checkpoint_that_is_damaged_for_one_process_is_used_by_none(whole, cac
     for path in (run / 'checkpoints' / '9' / 'state' / 'ocdbt.process_1' / 'd').iterdir():
         path.unlink()  # a flipped byte may be in a part that the merged checkpoint does not use
     with Job(2, arguments(run, cache, **TWO), tmp_path / 'logs') as job:
-        assert job.end() == [0, 0], job.said(0)
-        assert re.search(r'checkpoints/9 is damaged for process \d: .*\. The damaged .* is left unchanged', job.said(0))
-        assert 'resuming from step 8' in job.said(0)
+        assert job.end() == [0, 0], job.output(0)
+        assert re.search(r'checkpoints/9 is damaged for process \d: .*\. The damaged .* is left unchanged',
+                         job.output(0))
+        assert 'resuming from step 8' in job.output(0)
     assert outcome(run) == outcome(whole)
     assert (run / 'checkpoints' / '9.damaged').exists()
 
@@ -181,9 +182,9 @@ def connected(*arguments):
 runtime.processes.connect = connected
 '''
     with Job(2, sabotaged(lags, run, cache, **TWO), tmp_path / 'logs') as job:
-        assert job.end() == [0, 0], job.said(0) + job.said(1)
-        assert 'resuming from step 9' in job.said(0)
-        assert 'process 1: this process lags' in job.said(1)  # and its warnings are logged, with its number
+        assert job.end() == [0, 0], job.output(0) + job.output(1)
+        assert 'resuming from step 9' in job.output(0)
+        assert 'process 1: this process lags' in job.output(1)  # and its warnings are logged, with its number
     assert outcome(run) == outcome(whole)
 
 
@@ -196,8 +197,8 @@ saved_steps = records.saved_steps
 records.saved_steps = lambda workdir: [step for step in saved_steps(workdir) if step != 12]
 '''
     with Job(2, sabotaged(lags, run, cache, **TWO)[::-1], tmp_path / 'logs') as job:
-        assert job.end() == [0, 0], job.said(0) + job.said(1)
-        assert 'resuming from step 9' in job.said(0)
+        assert job.end() == [0, 0], job.output(0) + job.output(1)
+        assert 'resuming from step 9' in job.output(0)
     assert (run / 'checkpoints' / '12.damaged').is_dir()
     assert outcome(run) == outcome(whole)
 
@@ -220,10 +221,10 @@ compiled.Compiled.train = other
 '''
     run = tmp_path / 'run'
     with Job(2, sabotaged(diverges, run, cache), tmp_path / 'logs') as job:
-        assert job.end() == [2, 2], job.said(0)
+        assert job.end() == [2, 2], job.output(0)
         for number in (0, 1):
             assert ('process 1 and process 0 have different parameters or optimizer states at step 6. This step is not '
-                    'saved. The checkpoint of step 4 is still valid') in job.said(number)
+                    'saved. The checkpoint of step 4 is still valid') in job.output(number)
     assert steps(run) == [3, 4]
 
 
@@ -238,7 +239,7 @@ damage.checksums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 '''
     with Job(2, sabotaged(dies, run, cache, **TWO), tmp_path / 'logs') as job:
         assert job.end() == [STOPPED, -signal.SIGKILL]
-        assert 'another process of this job is lost' in job.said(0) and 'damaged' not in job.said(0), job.said(0)
+        assert 'another process of this job is lost' in job.output(0) and 'damaged' not in job.output(0), job.output(0)
     assert steps(run) == steps(whole)[:-1]
 
 
@@ -264,12 +265,13 @@ compiled.Compiled.eval = signalled
 '''
     run, changes = tmp_path / 'run', TWO | {'checkpoint__every': 1000, 'eval__every': 8}
     with Job(2, sabotaged(at_step_7, run, cache, **changes), tmp_path / 'logs') as job:
-        assert job.end() == [STOPPED] * 2, job.said(0)
-        assert 'stopped by a signal to another process: at step 8, which is saved' in job.said(0)
+        assert job.end() == [STOPPED] * 2, job.output(0)
+        assert 'stopped by a signal to another process: at step 8, which is saved' in job.output(0)
     assert 'validation_loss' not in (run / 'metrics.jsonl').read_text()
     with Job(2, sabotaged(in_the_evaluation, run, cache, **changes), tmp_path / 'logs') as job:
-        assert job.end() == [STOPPED] * 2, job.said(0)
-        assert 'stopped by a signal to another process: during the evaluation of step 8, which is saved' in job.said(0)
+        assert job.end() == [STOPPED] * 2, job.output(0)
+        assert ('stopped by a signal to another process: during the evaluation of step 8, which is saved'
+                in job.output(0))
     assert steps(run) == [8]
 
 
@@ -281,7 +283,8 @@ def test_a_run_directory_that_another_training_takes_over_is_left_to_it(cache, t
         write_text(run / 'owner', 'process 7 on elsewhere\n')  # as if there were no locks between machines
         assert job.end() == [2, 2]
         for number in (0, 1):
-            assert 'is now in use by another training (process 7 on elsewhere). This training stops' in job.said(number)
+            assert ('is now in use by another training (process 7 on elsewhere). This training stops'
+                    in job.output(number))
     lines = (run / 'metrics.jsonl').read_text()
     assert json.loads(lines.splitlines()[-1])['step'] <= steps(run)[-1] + 5
 
@@ -293,13 +296,13 @@ def test_pmap_saves_stops_at_once_and_resumes_with_pmap_and_with_jit(cache, tmp_
     with Job(2, by_pmap, tmp_path / 'logs') as job:
         job.until_saved(run, 40)
         job.send(1, signal.SIGTERM)  # by pmap as by jit, the run stops two steps later
-        assert job.end() == [STOPPED] * 2, job.said(0)
+        assert job.end() == [STOPPED] * 2, job.output(0)
         stopped = steps(run)[-1]
-        assert f'stopped by a signal to another process: at step {stopped}, which is saved' in job.said(0)
+        assert f'stopped by a signal to another process: at step {stopped}, which is saved' in job.output(0)
     goal = stopped + 20
     by_pmap = arguments(run, cache, parallel__mode='pmap', train__steps=goal, **changes)
     with Job(2, by_pmap, tmp_path / 'logs') as job:
-        assert job.end() == [0, 0] and f'resuming from step {stopped}' in job.said(0), job.said(0)
+        assert job.end() == [0, 0] and f'resuming from step {stopped}' in job.output(0), job.output(0)
     alone = arguments(tmp_path / 'alone', cache, parallel__mode='pmap', train__steps=goal, **changes)
     done = subprocess.run([sys.executable, *alone], cwd=ROOT, capture_output=True, text=True,
                           env=os.environ | {'JAX_NUM_CPU_DEVICES': '2'})
@@ -307,11 +310,11 @@ def test_pmap_saves_stops_at_once_and_resumes_with_pmap_and_with_jit(cache, tmp_
     assert_same(run, tmp_path / 'alone')
     by_jit = arguments(run, cache, train__steps=goal + 5, **changes)
     with Job(2, by_jit, tmp_path / 'logs') as job:
-        assert job.end() == [0, 0] and f'resuming from step {goal}' in job.said(0), job.said(0)
+        assert job.end() == [0, 0] and f'resuming from step {goal}' in job.output(0), job.output(0)
 
 
 @pytest.mark.slow
 def test_tensor_parallel_over_processes_that_share_no_rows(whole, cache, tmp_path):
     with Job(2, arguments(tmp_path / 'run', cache, parallel__data=1, parallel__tensor=2), tmp_path / 'logs') as job:
-        assert job.end() == [0, 0], job.said(1)
+        assert job.end() == [0, 0], job.output(1)
     assert_same(tmp_path / 'run', whole)

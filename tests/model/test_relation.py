@@ -158,7 +158,7 @@ def test_every_chunk_of_queries_drops_other_weights():
     assert len(np.unique(pooled[0, :, 0], axis=0)) == 8
 
 
-def test_the_fused_kernel_says_what_it_cannot_do():
+def test_unsupported_options_of_the_fused_kernel_are_errors():
     x = jnp.zeros((1, 2, 4))
     with pytest.raises(ValueError, match='attention_kernel=fused supports only score=scaled_dot or dot'):
         MultiHeadAttention(1, 4, 4, 4, kernel='fused', score='additive').init(jax.random.key(0), x, x)

@@ -1,8 +1,8 @@
 """Recipes compiled for TPUs that are not here (`make test-plan`), each within its budget of memory and traffic.
 
 A change that makes a plan worse fails. One that makes it better, or must make it worse for a reason, changes
-tests/plan/budgets.json and says why. One layer stands for all, for they are alike. What has no budget yet has to
-compile.
+tests/plan/budgets.json and gives the reason. One layer stands for all layers, because they are alike. Plans without a
+budget have to compile.
 """
 
 import json
@@ -38,11 +38,11 @@ def test_a_plan_keeps_to_its_budget(name):
 
 
 def test_three_topologies_and_three_meshes_for_tiny_base_and_big():
-    def told(flag):
+    def values_of(flag):
         return {recipe: {next((each.partition('=')[2] for each in budget['flags'] if each.startswith(flag)), '')
                          for name, budget in BUDGETS.items() if name.startswith(recipe)}
                 for recipe in ('tiny', 'base', 'big')}
-    assert all(len(each) >= 3 for each in told('--topology=').values())
+    assert all(len(each) >= 3 for each in values_of('--topology=').values())
     meshes = {tuple(flag for flag in budget['flags'] if flag.startswith('--config.parallel')) for budget in
               BUDGETS.values()}
     assert len(meshes) >= 3

@@ -392,7 +392,7 @@ def test_a_checksum_needs_no_memory_beside_the_array():
     assert checksum.lower(values).compile().memory_analysis().temp_size_in_bytes < values.nbytes / 100
 
 
-def test_a_checksum_is_what_the_definition_says():
+def test_a_checksum_agrees_with_its_definition():
     def mixed(x):
         for shift, factor in ((16, 0x85ebca6b), (13, 0xc2b2ae35)):
             x = (x ^ x >> shift) * factor % 2 ** 32

@@ -7,7 +7,7 @@ import pytest
 
 from run_directory.records import finished_at, read_config, read_metrics
 from tests.scripts import script
-from tests.tiny_run import said, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
+from tests.tiny_run import log, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 
 
@@ -22,68 +22,68 @@ def test_a_run_is_finished_if_its_newest_checkpoint_is_evaluated_and_nothing_rem
     assert finished_at(copy / 'none', tiny_config(cache)) is None
 
 
-def test_a_run_without_patience_left_is_finished_until_it_may_wait_longer(copy, cache, said):
+def test_a_run_without_patience_left_is_finished_until_it_may_wait_longer(copy, cache, log):
     lines = ''.join(f'{{"step": {step}, "validation_accuracy": {value}}}\n' for step, value in ((3, 0.5), (6, 0.4),
                                                                                               (9, 0.3)))
     (copy / 'metrics.jsonl').write_text(lines + '{"step": 12, "validation_accuracy": 0.9}\n')  # after the checkpoint
     assert [finished_at(copy, tiny_config(cache, eval__patience=patience)) for patience in (0, 2, 3)] == [None, 9, None]
     start(copy, tiny_config(cache, eval__patience=2, train__steps=20))
     assert ('this run is finished, at step 9, because validation_accuracy has not improved for 2 evaluations. To '
-            'continue, raise config.eval.patience') in said.text
+            'continue, raise config.eval.patience') in log.text
 
 
-def test_a_finished_run_opens_no_data_and_records_a_changed_option(whole, tmp_path, cache, monkeypatch, said):
+def test_a_finished_run_opens_no_data_and_records_a_changed_option(whole, tmp_path, cache, monkeypatch, log):
     shutil.copytree(whole, tmp_path / 'run')
     (tmp_path / 'run' / 'checkpoints' / '12' / 'progress' / 'metadata').write_text('damaged')
     monkeypatch.setattr(loop, 'build', None)
     start(tmp_path / 'run', tiny_config(cache, checkpoint__keep_last=5))
-    assert 'this run is finished, at step 12' in said.text
-    assert 'changed since the run began: checkpoint.keep_last 3 -> 5' in said.text
+    assert 'this run is finished, at step 12' in log.text
+    assert 'changed since the run began: checkpoint.keep_last 3 -> 5' in log.text
     assert read_config(tmp_path / 'run').checkpoint.keep_last == 5
 
 
-def test_a_finished_run_records_no_path_that_it_does_not_check(whole, tmp_path, cache, said):
+def test_a_finished_run_records_no_path_that_it_does_not_check(whole, tmp_path, cache, log):
     shutil.copytree(whole, tmp_path / 'run')
     config = tiny_config(cache, data__source='files', data__name='', data__dir='data')
     (tmp_path / 'run' / 'config.json').write_text(config.to_json())
     config.data.dir, config.checkpoint.keep_last = 'typo', 5
     start(tmp_path / 'run', config)
-    assert "config.data.dir='typo' is not recorded" in said.text and 'the data is the same' not in said.text
+    assert "config.data.dir='typo' is not recorded" in log.text and 'the data is the same' not in log.text
     kept = read_config(tmp_path / 'run')
     assert (kept.data.dir, kept.checkpoint.keep_last) == ('data', 5)
     assert 'typo' not in (tmp_path / 'run' / 'changes.jsonl').read_text()
 
 
-def test_fewer_steps_than_a_finished_run_has_made_are_not_recorded(whole, tmp_path, cache, said):
+def test_fewer_steps_than_a_finished_run_has_made_are_not_recorded(whole, tmp_path, cache, log):
     shutil.copytree(whole, tmp_path / 'run')
     start(tmp_path / 'run', tiny_config(cache, train__steps=10))
-    assert 'config.train.steps=10 is not recorded, because this run has made 12 steps. The run keeps 12' in said.text
-    assert read_config(tmp_path / 'run').train.steps == 12 and 'learning rate' not in said.text
+    assert 'config.train.steps=10 is not recorded, because this run has made 12 steps. The run keeps 12' in log.text
+    assert read_config(tmp_path / 'run').train.steps == 12 and 'learning rate' not in log.text
 
 
-def test_fewer_steps_that_finish_a_run_are_recorded(copy, cache, said):
+def test_fewer_steps_that_finish_a_run_are_recorded(copy, cache, log):
     start(copy, tiny_config(cache, train__steps=9))  # evaluates step 9, the last checkpoint
     assert [line['step'] for line in read_metrics(copy) if 'train_loss' in line] == [5, 9]
     config = json.loads((copy / 'config.json').read_text())
     config['train']['steps'] = 12
     (copy / 'config.json').write_text(json.dumps(config))
-    said.clear()
+    log.clear()
     start(copy, tiny_config(cache, train__steps=6))
-    assert 'this run is finished, at step 9' in said.text and 'because' not in said.text
+    assert 'this run is finished, at step 9' in log.text and 'because' not in log.text
     assert read_config(copy).train.steps == 6
 
 
 @pytest.mark.slow
-def test_more_steps_continue_a_finished_run(whole, tmp_path, cache, said):
+def test_more_steps_continue_a_finished_run(whole, tmp_path, cache, log):
     shutil.copytree(whole, tmp_path / 'run')
     start(tmp_path / 'run', tiny_config(cache, train__steps=13))
-    assert 'resuming from step 12' in said.text and steps(tmp_path / 'run')[-1] == 13
+    assert 'resuming from step 12' in log.text and steps(tmp_path / 'run')[-1] == 13
 
 
-def test_a_run_that_gets_fewer_steps_than_it_has_made_is_evaluated_and_finished(copy, cache, said):
+def test_a_run_that_gets_fewer_steps_than_it_has_made_is_evaluated_and_finished(copy, cache, log):
     config = tiny_config(cache, train__steps=6)
     start(copy, config)
-    assert 'this run is finished, at step 9' in said.text and finished_at(copy, config) == 9
+    assert 'this run is finished, at step 9' in log.text and finished_at(copy, config) == 9
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ NOTHING = Due(log=False, save=False, stop=False, evaluate=False)
 
 def test_what_is_due_after_each_step():
     due = {step: due_at(step, config_of()) for step in range(1, 13)}
-    assert [step for step in due if due[step].log] == [5, 10, 12]  # the last step, whatever log_every says
+    assert [step for step in due if due[step].log] == [5, 10, 12]  # also the last step, for any log_every
     assert [step for step in due if due[step].evaluate] == [4, 8, 12]
     assert [step for step in due if due[step].save] == [3, 4, 6, 8, 9, 12]  # every step that is evaluated is saved
     assert not any(each.stop for each in due.values())

@@ -23,7 +23,7 @@ from run_directory.workdir import RunDirectory
 from runtime.agreement import Greatest
 from runtime.errors import UserError
 from runtime.stopping import STOPPED
-from tests.tiny_run import said, start, steps, tiny_config  # noqa: F401 (fixture)
+from tests.tiny_run import log, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.objective import make_objective
 
@@ -112,21 +112,21 @@ def test_an_imported_run_keeps_the_precision_that_its_first_training_has_chosen(
         assert again.train.matmul_precision == 'bfloat16'
 
 
-def test_where_files_cannot_be_locked_the_run_says_so(copy, cache, monkeypatch, said):
+def test_where_files_cannot_be_locked_a_warning_is_logged(copy, cache, monkeypatch, log):
     def flock(*_):
         raise OSError(95, 'Operation not supported')
     monkeypatch.setattr(fcntl, 'flock', flock)
     with RunDirectory(str(copy), tiny_config(cache)) as directory:
         assert directory.resumed
-    assert 'cannot be locked (Operation not supported)' in said.text
+    assert 'cannot be locked (Operation not supported)' in log.text
 
 
 @pytest.mark.slow
-def test_safe_changes_of_the_config_are_logged_and_kept(copy, cache, said):
+def test_safe_changes_of_the_config_are_logged_and_kept(copy, cache, log):
     config = tiny_config(cache, eval__every=5, train__steps=10, checkpoint__keep_last=2)
     start(copy, config)
     for line in ('eval.every 4 -> 5', 'train.steps 12 -> 10', 'checkpoint.keep_last 3 -> 2'):
-        assert f'changed since the run began: {line}' in said.text
+        assert f'changed since the run began: {line}' in log.text
     assert read_config(copy).to_dict() == config.to_dict()
     [change] = map(json.loads, (copy / 'changes.jsonl').read_text().splitlines())
     assert change['changed']['eval.every'] == [4, 5]
@@ -135,10 +135,10 @@ def test_safe_changes_of_the_config_are_logged_and_kept(copy, cache, said):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_shorter_than_its_warmup_resumes_with_more_steps(tmp_path, cache, said):
+def test_a_run_that_is_shorter_than_its_warmup_resumes_with_more_steps(tmp_path, cache, log):
     short = {'optimizer__schedule': 'cosine', 'optimizer__warmup': 8}
     start(tmp_path / 'run', tiny_config(cache, train__steps=2, **short))
-    assert 'the warm-up has 1 steps instead of config.optimizer.warmup=8' in said.text
+    assert 'the warm-up has 1 steps instead of config.optimizer.warmup=8' in log.text
     with RunDirectory(str(tmp_path / 'run'), tiny_config(cache, train__steps=12, **short)) as directory:
         assert directory.resumed and directory.finished_at is None
 
@@ -149,7 +149,7 @@ def test_a_change_of_the_mesh_promises_nothing_about_dropout_by_pmap():
 
 
 @pytest.mark.parametrize('option', ['beam', 'alpha', 'patience', 'extra_length', 'temperature', 'top_k', 'top_p'])
-def test_a_change_of_the_search_is_said_to_change_the_scores_of_evaluations(option):
+def test_the_note_on_a_changed_search_mentions_the_scores_of_evaluations(option):
     assert 'not comparable with earlier scores' in run_directory.may_change(f'decode.{option}')
 
 
@@ -176,14 +176,14 @@ def test_other_changes_are_refused_and_listed(copy, cache):
     assert 'eval.every' not in str(error.value) and (copy / 'config.json').read_text() == before
 
 
-def test_a_longer_cosine_is_logged(copy, cache, said):
+def test_a_longer_cosine_is_logged(copy, cache, log):
     config = tiny_config(cache, optimizer__schedule='cosine')
     (copy / 'config.json').write_text(config.to_json())
     config.train.steps = 14
     with RunDirectory(str(copy), config) as directory:
         data = open_data(config)
         directory.claim(config, data, make_objective(config, data))
-    assert 'train.steps 12 -> 14 (the cosine schedule ends at the new value' in said.text
+    assert 'train.steps 12 -> 14 (the cosine schedule ends at the new value' in log.text
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def test_where_the_cache_is(tmp_path, monkeypatch, asked, users, expected):
     assert str(cache_folder(asked)) == expected.format(home=tmp_path)
 
 
-def test_compiled_programs_are_kept_where_the_user_says_or_else_in_the_cache(tmp_path):
+def test_compiled_programs_are_kept_in_the_chosen_folder_or_else_in_the_cache(tmp_path):
     chosen = jax.config.jax_compilation_cache_dir
     assert chosen == os.environ['JAX_COMPILATION_CACHE_DIR']
     use_compilation_cache(tmp_path)

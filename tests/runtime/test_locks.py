@@ -65,7 +65,7 @@ def test_child_processes_hold_a_lock_that_is_inheritable(inheritable, tmp_path):
     locked(tmp_path / 'lock').close()
 
 
-def test_a_process_waits_for_a_lock_and_says_so(tmp_path, caplog):
+def test_a_process_that_waits_for_a_lock_logs_a_message(tmp_path, caplog):
     second = threading.Thread(target=lambda: lock_directory(tmp_path, 'lock', 'sweeps', waiting='wait').close())
     with lock_directory(tmp_path, 'lock', 'sweeps'):  # a test that fails here must not leave a thread that waits
         second.start()

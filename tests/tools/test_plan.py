@@ -86,7 +86,7 @@ def test_mistakes_are_reported_in_one_line(arguments, message):
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(importlib.util.find_spec('libtpu')), reason='libtpu is there')
-def test_where_libtpu_is_missing_it_says_how_to_have_it():
+def test_the_error_without_libtpu_contains_the_command_that_installs_it():
     done = plan('--config=configs/demo.py', '--topology=v5e:4x4')
     assert (done.returncode, done.stdout) == (2, '')
     assert done.stderr.splitlines()[-1].endswith('Run pip install -e ".[plan]", or use --formula')
@@ -313,7 +313,7 @@ def test_a_search_skips_only_candidates_that_are_too_large(monkeypatch):
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec('libtpu')), reason='libtpu is there')
-def test_a_search_without_libtpu_says_how_to_have_it():
+def test_a_search_without_libtpu_is_an_error():
     with pytest.raises(UserError, match='--topology=v5e:4x4: compiling for a TPU needs libtpu'):
         planning.search(small(), parse_topology('v5e:4x4'))
 
@@ -353,7 +353,7 @@ def test_the_options_that_would_fit_need_less_memory_than_a_program_that_was_too
         assert by_formula(suggested, topology).train.peak < own.train.peak / factor
 
 
-def test_a_step_of_beam_search_that_is_too_large_says_how_to_avoid_it(monkeypatch):
+def test_the_error_about_a_step_of_beam_search_that_is_too_large_contains_advice(monkeypatch):
     class Programs:
         train, decode = 'train', 'decode'
 

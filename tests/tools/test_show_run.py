@@ -1,4 +1,4 @@
-"""python -m tools.show_run: what it says of a run's curves."""
+"""python -m tools.show_run: its output about a run's curves."""
 
 import math
 import pathlib

@@ -188,7 +188,7 @@ def test_two_processes_learn_what_one_does(run, data, cache, tmp_path):
     short = {'teacher': run[0], 'data': data, 'cache': cache, 'optimizer__warmup': 1, 'train__steps': 3,
              'eval__every': 3, 'eval__bleu_sentences': 2}
     with Job(2, student(tmp_path / 'two', **short), tmp_path / 'logs') as job:
-        assert job.end() == [0, 0], job.said(0) + job.said(1)
+        assert job.end() == [0, 0], job.output(0) + job.output(1)
     alone = script(*student(tmp_path / 'one', **short))
     assert alone.returncode == 0, alone.stderr.decode()
     for one, other in zip(parameters(tmp_path / 'one'), parameters(tmp_path / 'two'), strict=True):

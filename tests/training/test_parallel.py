@@ -62,7 +62,7 @@ def test_every_mode_trains_grouped_queries_as_one_device_does():
             leaf, wanted, atol=1e-5, err_msg=str(mode)), state.params, expected.params)
 
 
-def test_parameters_and_moments_are_spread_as_the_rules_say():
+def test_parameters_and_moments_are_sharded_by_the_rules():
     state = jax.eval_shape(lambda: boxed_state(
         Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4), 1, 32, 32), optax.adam(1e-3),
         ragged_batch(0), 0))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.tiny_run import said, start, tiny_config  # noqa: F401 (fixtures)
+from tests.tiny_run import log, start, tiny_config  # noqa: F401 (fixtures)
 from training import remaining
 from training.remaining import ProgressBar, RemainingTime
 
@@ -20,7 +20,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_steps_and_evaluations_are_measured_and_compilations_are_not(clock, cache, said):
+def test_steps_and_evaluations_are_measured_and_compilations_are_not(clock, cache, log):
     time = RemainingTime(tiny_config(cache, train__steps=100, eval__every=40))
     clock[0] += 50  # compiling, before the first step
     assert time.seconds_after(1) is None
@@ -32,11 +32,11 @@ def test_steps_and_evaluations_are_measured_and_compilations_are_not(clock, cach
     clock[0] += 70  # another compilation, which hides a step
     time.restart()
     for step in range(10, 12):
-        assert '2 s per step' not in said.text
+        assert '2 s per step' not in log.text
         clock[0] += 2
         time.step_done()
         assert time.seconds_after(step) == pytest.approx(2 * (100 - step))
-    assert '2 s per step: about 3 min remaining (89 steps, without evaluations)' in said.text
+    assert '2 s per step: about 3 min remaining (89 steps, without evaluations)' in log.text
     with time.evaluation():
         clock[0] += 30
     time.restart()
@@ -49,11 +49,11 @@ def test_steps_and_evaluations_are_measured_and_compilations_are_not(clock, cach
 
 
 @pytest.mark.slow
-def test_a_training_reports_an_estimate_once_it_has_measured_steps(tmp_path, cache, said, monkeypatch):
+def test_a_training_reports_an_estimate_once_it_has_measured_steps(tmp_path, cache, log, monkeypatch):
     shown = []
     monkeypatch.setattr(ProgressBar, 'show_step', lambda self, seconds: shown.append(seconds))
     start(tmp_path / 'run', tiny_config(cache, train__steps=20, eval__every=10))
-    before, _, after = said.text.partition('compilation 1')
+    before, _, after = log.text.partition('compilation 1')
     assert 'training: 20 steps' in before and not re.search(r'perhaps|about', before)
     assert len(re.findall(r'[\d.e-]+ s per step: about \d+ s remaining \(\d+ steps', after)) == 1
     assert shown[0] is None and all(seconds > 0 for seconds in shown[2:]) and len(shown) == 20

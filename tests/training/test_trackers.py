@@ -11,7 +11,7 @@ import pytest
 from run_directory.progress import Due
 from run_directory.records import read_metrics
 from runtime.errors import UserError
-from tests.tiny_run import said, start, tiny_config  # noqa: F401 (fixture)
+from tests.tiny_run import log, start, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.metrics import open_metrics
 from training.trackers import grouped, open_trackers
@@ -64,17 +64,17 @@ class Client:
             raise ConnectionError('the server has gone\nTraceback')
 
     def log_figure(self, *_):
-        raise AssertionError('told after it failed')
+        raise AssertionError('used after it failed')
 
     log_text = set_terminated = log_figure
 
 
 @pytest.mark.slow
-def test_a_tracker_that_fails_does_not_end_the_training(tmp_path, cache, monkeypatch, said):
+def test_a_tracker_that_fails_does_not_end_the_training(tmp_path, cache, monkeypatch, log):
     fake_mlflow(monkeypatch, Client)
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
     assert read_metrics(tmp_path / 'run')[-1]['step'] == 12
-    assert said.text.count('MLflow has failed (the server has gone). This process sends no more metrics') == 1
+    assert log.text.count('MLflow has failed (the server has gone). This process sends no more metrics') == 1
 
 
 def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(tmp_path, cache, monkeypatch):
@@ -191,7 +191,7 @@ def test_evaluations_of_an_earlier_version_are_not_sent_to_weights_and_biases_ag
 @pytest.mark.interchange
 def test_mlflow_has_every_line_once_also_after_a_resume(mlflow, tmp_path, cache):
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
-    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '12')  # so steps 10 and 12 are made, and told, again
+    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '12')  # so steps 10 and 12 are made, and sent, again
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
     client = mlflow.MlflowClient()
     [run] = client.search_runs([client.get_experiment_by_name('digits').experiment_id])

@@ -16,7 +16,7 @@ from input_pipeline.array_batches import ArrayPlan
 from run_directory.records import METRICS_FILE, read_metrics
 from runtime import preemption
 from runtime.errors import UserError
-from tests.tiny_run import outcome, said, steps, tiny_config  # noqa: F401 (fixture)
+from tests.tiny_run import log, outcome, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.curve import LiveCurve, log_shown
 from training.metrics import MetricsWriter
