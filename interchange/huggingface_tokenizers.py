@@ -50,7 +50,7 @@ class _TokenizerConfig(msgspec.Struct):
     separate_vocabs: bool = False
     add_bos_token: bool | None = None
     add_prefix_space: bool | None = None
-    unk_token: str | dict[str, Any] | None = None
+    unk_token: str | _AddedToken | None = None
     split_special_tokens: bool = False
     added_tokens_decoder: dict[str, _AddedToken] = {}
 
@@ -65,7 +65,7 @@ def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenize
     own = _tokenizer_config(folder)
     names = {'source': 'vocab.json', 'target': 'target_vocab.json' if own.separate_vocabs else 'vocab.json'}
     sizes = {'source': config.vocab_size, 'target': config.decoder_vocab_size or config.vocab_size}
-    unknown = own.unk_token if isinstance(own.unk_token, str) else SPECIAL[UNK]
+    unknown = own.unk_token.content if isinstance(own.unk_token, _AddedToken) else own.unk_token or SPECIAL[UNK]
     tokenizers = {}
     for side, name in names.items():
         vocabulary = _vocabulary(folder / name, sizes[side])
@@ -149,8 +149,9 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
     for side, tokenizer in tokenizers.items():
         if isinstance(tokenizer, SentencePieceTokenizer):
             model, vocabularies[side] = tokenizer.parts
+            pad = BOS if tokenizer.order[PAD] < 0 else PAD  # Marian starts decoding with its padding token
             fields |= {f'{kind}_token': tokenizer.name_of(int(tokenizer.order[token]))
-                       for kind, token in (('eos', EOS), ('unk', UNK)) if tokenizer.order[token] >= 0}
+                       for kind, token in (('eos', EOS), ('unk', UNK), ('pad', pad)) if tokenizer.order[token] >= 0}
         else:
             assert isinstance(tokenizer, SubwordTokenizer), 'write_huggingface refuses other tokenizers'
             model = with_dummy_prefix(tokenizer.model)

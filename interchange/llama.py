@@ -26,7 +26,7 @@ LLAMA_3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
 
 
 class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The content of the field rope_parameters of config.json. The previous name of this field was rope_scaling."""
+    """The content of the field rope_parameters of config.json, or of rope_scaling, the previous name of this field."""
     rope_type: str | None = None
     type: str | None = None
     rope_theta: Positive | None = None
@@ -216,24 +216,26 @@ def _attention(model: ConfigDict, theirs: str, ours: str) -> list[Link]:
 
 def _rotary(config: Llama) -> dict[str, Any]:
     """Returns the options of this project that describe the rotary positions of a Llama model."""
-    rotation = config.rope_parameters or config.rope_scaling or Rotation()
+    # In transformers, a rope_scaling that is not empty replaces rope_parameters, including rope_theta.
+    field = 'rope_parameters' if config.rope_scaling in (None, Rotation()) else 'rope_scaling'
+    rotation = getattr(config, field) or Rotation()
     require(rotation, partial_rotary_factor=(None, 1.0))
     kind = rotation.rope_type or rotation.type or 'default'
     options: dict[str, Any] = {'model.rotary_base': rotation.rope_theta or config.rope_theta}
     if kind == 'default':
         return options
     if kind not in ('linear', 'llama3'):
-        raise unsupported('rope_parameters.rope_type', kind, ('default', 'linear', 'llama3'))
+        raise unsupported(f'{field}.rope_type', kind, ('default', 'linear', 'llama3'))
     if rotation.factor is None:
-        raise UserError(f'rope_parameters.factor is missing, but rope_type={kind} needs it. Add this field')
+        raise UserError(f'{field}.factor is missing, but rope_type={kind} needs it. Add this field')
     if rotation.factor == 1:  # then the scaling has no effect
         return options
     options |= {'model.rotary_scaling': kind, 'model.rotary_factor': rotation.factor}
     if kind == 'llama3':
         require(rotation, **{name: (value,) for name, value in LLAMA_3.items()})
         if rotation.original_max_position_embeddings is None:
-            raise UserError('rope_parameters.original_max_position_embeddings is missing, but '
-                            f'rope_type={kind} needs it. Add this field')
+            raise UserError(f'{field}.original_max_position_embeddings is missing, but rope_type={kind} needs it. '
+                            'Add this field')
         options['model.rotary_original_length'] = rotation.original_max_position_embeddings
     return options
 

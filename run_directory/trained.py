@@ -223,7 +223,12 @@ def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> 
 
     `sizes` is the content of sizes.json, as in `TrainedModel`.
     """
-    return _traced_shapes(module, TASKS[task].data, tuple(sizes.get('shape', ())), sizes.get('outputs', 0))
+    return _traced_shapes(module, *_input_sizes(task, sizes))
+
+
+def _input_sizes(task: str, sizes: Mapping[str, Any]) -> tuple[str, tuple[int, ...], int]:
+    """Returns the kind of data of the task, the shape of an example, and the number of outputs of the model."""
+    return TASKS[task].data, tuple(sizes.get('shape', ())), sizes.get('outputs', 0)
 
 
 @functools.lru_cache(maxsize=2)  # an import needs the shapes before and after it writes the run directory
@@ -247,12 +252,13 @@ def _check_parameters(module: nn.Module, task: str, sizes: Mapping[str, Any], pa
     """Raises ValueError if names or shapes of `params` do not match the module. The message names one parameter.
 
     The check traces the module. This takes a tenth of the time of a short decoding. So the check is not repeated for a
-    combination of module, shapes and code that has passed before. A file in the user's cache records that a combination
-    has passed.
+    combination of code, module, sizes of the inputs and shapes of the parameters that has passed before. A file in the
+    user's cache records that a combination has passed.
     """
     shapes = _shapes(params)
     code = [(path.name, path.stat().st_mtime_ns) for path in sorted(Path(model.__file__).parent.glob('*.py'))]
-    key = hashlib.sha256(repr((code, module, sorted(shapes.items()))).encode()).hexdigest()
+    combination = code, module, _input_sizes(task, sizes), sorted(shapes.items())
+    key = hashlib.sha256(repr(combination).encode()).hexdigest()
     if (passed := cache_folder('') / 'checked' / key).exists():
         return
     expected = parameter_shapes(module, task, sizes)

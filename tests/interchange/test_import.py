@@ -12,14 +12,19 @@ import pytest
 for library in 'tokenizers', 'torch', 'transformers':
     pytest.importorskip(library, reason="it is in the extra 'test-interchange', and is not installed here")
 
+import msgspec
 import torch
+import transformers
 from safetensors.numpy import load_file
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import inference
 from inference.options import SearchOptions
 from input_pipeline.foreign_tokenizers import NONE
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK
+from interchange import llama
 from interchange.export import export
+from model.positional import Rotary
 from tests.interchange.families import FAMILIES
 from tests.interchange.lines import mixed_lines
 
@@ -120,3 +125,22 @@ def test_back_again_is_the_same_bit_for_bit(name, tmp_path):
     again = inference.load(tmp_path / 'again')
     for side, tokenizer in run.model.tokenizers.items():
         assert again.model.tokenizers[side].encode(PROMPTS[0]) == tokenizer.encode(PROMPTS[0])
+
+
+LINEAR = {'rope_type': 'linear', 'factor': 4.0}
+
+
+@pytest.mark.parametrize('fields', [
+    {'rope_parameters': {'rope_theta': 500.0}, 'rope_scaling': LINEAR},
+    {'rope_parameters': {'rope_theta': 500.0}, 'rope_scaling': LINEAR, 'rope_theta': 300.0},
+    {'rope_parameters': {'rope_theta': 500.0}, 'rope_scaling': LINEAR | {'rope_theta': 700.0}},
+    {'rope_parameters': LINEAR, 'rope_scaling': {'type': 'default'}},
+    {'rope_parameters': LINEAR, 'rope_scaling': {}}, {'rope_parameters': {}, 'rope_scaling': LINEAR}], ids=str)
+def test_rotary_positions_that_are_in_two_fields_are_theirs(fields, tmp_path):
+    config = {'model_type': 'llama', 'hidden_size': 32, 'num_attention_heads': 4} | fields
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    expected = LlamaRotaryEmbedding(transformers.LlamaConfig.from_pretrained(tmp_path)).inv_freq.numpy()
+    options = llama.options(msgspec.convert(config, llama.Llama))
+    prefix = 'model.rotary_'
+    rotary = Rotary(**{name.removeprefix(prefix): options[name] for name in options if name.startswith(prefix)})
+    np.testing.assert_allclose(1 / rotary.positions_per_radian(width=8), expected, rtol=1e-6)

@@ -26,9 +26,11 @@ from interchange.huggingface_tokenizers import (
     byte_level_bpe,
     original_order,
     read_text_tokenizer,
+    read_translation_tokenizers,
     write_text_tokenizer,
     write_translation_tokenizers,
 )
+from interchange.marian import Config
 from runtime.errors import UserError
 from tests.interchange import originals
 from tests.interchange.lines import mixed_lines, sentences
@@ -451,6 +453,24 @@ def test_written_files_of_marian_take_the_names_of_special_tokens_as_text(marian
     for text in 'the </s> man', '>>fra<< <unk> <pad>':
         assert theirs(text).input_ids == [*source.order[source.encode(text)], 0]
         assert theirs(text_target=text).input_ids == [*target.order[target.encode(text)], 0]
+
+
+@pytest.mark.parametrize('pad, unknown', [('<pad>', '<unk>'), ('[PAD]', '[UNK]')])
+def test_special_tokens_of_marian_keep_their_names_and_ids(pad, unknown, marian, tmp_path):
+    for side, tokenizer in zip(('source', 'target'), marian[1:], strict=True):
+        model, vocabulary = tokenizer.parts
+        (tmp_path / f'{side}.spm').write_bytes(model)
+    names, last = {'<pad>': pad, '<unk>': unknown}, len(vocabulary) - 1
+    (tmp_path / 'vocab.json').write_text(json.dumps(
+        {names.get(piece, piece): number for piece, number in vocabulary.items()}))
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps({
+        'pad_token': pad, 'unk_token': {'__type': 'AddedToken', 'content': unknown}}))
+    tokenizers = read_translation_tokenizers(tmp_path, Config(
+        model_type='marian', vocab_size=last + 1, pad_token_id=last, decoder_start_token_id=last))
+    write_translation_tokenizers(tokenizers, tmp_path, joint=True)
+    theirs = transformers.MarianTokenizer.from_pretrained(tmp_path)
+    assert (theirs.pad_token, theirs.unk_token) == (pad, unknown)
+    assert (theirs.eos_token_id, theirs.unk_token_id, theirs.pad_token_id) == (0, 1, last)
 
 
 def test_a_written_tokenizer_gives_a_language_model_no_token_types(tmp_path):
