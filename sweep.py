@@ -199,7 +199,7 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: SweepProgres
     """Runs jobs, and logs the progress and the result of each job.
 
     On Ctrl-C, a signal or an error, all runs save and stop. A further signal while they save kills them. Signals that
-    arrive less than SAME_REQUEST seconds after the first signal are ignored, as in train.py.
+    arrive less than SAME_REQUEST seconds after the last signal with an effect are ignored, as in train.py.
 
     Returns {name of the job: status}.
     """
@@ -209,19 +209,18 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: SweepProgres
 
     # Under nohup, SIGHUP is ignored, so the sweep continues when its terminal closes.
     hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-    first = math.inf  # the time of the first signal
+    last = -math.inf  # the time of the last signal that was not ignored
 
     def interrupt(*_):
-        nonlocal first
-        now = time.monotonic()
-        first = min(first, now)
-        if now == first or now - first >= SAME_REQUEST:
+        nonlocal last
+        if (now := time.monotonic()) - last >= SAME_REQUEST:
+            last = now
             raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM, *hangup):
         signal.signal(number, interrupt)
-    try:
-        with logged_regularly(progress):
+    with logged_regularly(progress):
+        try:
             for ended, (job, status) in enumerate(executor.run(jobs), total - len(jobs) + 1):
                 progress.end(job.name)
                 statuses[job.name] = status
@@ -237,11 +236,11 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: SweepProgres
                 else:
                     log.error('%d of %d: %s failed, %s. The end of %s:\n%s', ended, total, job.name,
                               job.failure.read_text().strip(), job.log, last_lines(job.log))
-    except BaseException as error:
-        executor.stop()
-        if isinstance(error, KeyboardInterrupt):
-            log.info('the sweep was interrupted. Run the same command again to resume it')
-        raise
+        except BaseException as error:
+            executor.stop()
+            if isinstance(error, KeyboardInterrupt):
+                log.info('the sweep was interrupted. Run the same command again to resume it')
+            raise
     return statuses
 
 

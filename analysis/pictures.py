@@ -18,7 +18,7 @@ from inference.text import TextModel
 from input_pipeline.input_format import visible_steps
 from model.patches import grid_sinusoids, patch_grid, visible_patches
 from runtime.errors import UserError
-from runtime.files import expanded
+from runtime.files import expanded, naming, replaced
 from runtime.once import warn_once
 
 if TYPE_CHECKING:  # imported in the functions that draw, because the import is slow
@@ -306,6 +306,8 @@ def plot_series(axes: 'Axes', series: Num[np.ndarray, 'time channels'], **style:
 def save_figure(figure: 'Figure', path: str | Path) -> None:
     """Writes a figure to a file. The ending of `path` is the format, such as .png (the default), .pdf or .svg.
 
+    An old file is replaced only when the new file is complete.
+
     Raises:
       UserError: if the file cannot be written, or its ending is not a format of matplotlib.
     """
@@ -314,12 +316,11 @@ def save_figure(figure: 'Figure', path: str | Path) -> None:
     ending = path.suffix[1:].lower()
     if ending and ending not in figure.canvas.get_supported_filetypes():
         raise UserError(f'the picture {path} cannot be written: there is no format .{ending}. Use .png, .pdf or .svg')
-    try:
+    path = path if ending else path.with_name(f'{path.name}.png')
+    with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context({'text.usetex': False}):
-            figure.savefig(path, dpi=100)
-    except OSError as error:
-        raise UserError(f'the picture {path} cannot be written: {error}') from None
+    with replaced(path) as partial, matplotlib.rc_context({'text.usetex': False}):
+        figure.savefig(partial, format=ending or 'png', dpi=100)
 
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):

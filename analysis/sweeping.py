@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 import time
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from configs.tasks import goodness
 from configs.versions import VERSION
 from run_directory.records import EVALUATED, METRICS_FILE
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
-from runtime.files import check_folder, expanded, written_whole
+from runtime.files import check_folder, expanded, write_text
 from runtime.process_setup import slow_imports
 
 log = logging.getLogger('allyouneed.sweep')
@@ -148,10 +147,8 @@ def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, A
     directory.mkdir(parents=True, exist_ok=True)
     content = {'version': VERSION, 'recipe': recipe, 'sweep': file, 'config': config, 'runs': runs}
     # This file is written first, because a directory with other files but without this file cannot be used again. If
-    # this process is killed here, only an incomplete file with the suffix .tmp remains. Its name is unique, because two
-    # sweeps may start at the same time.
-    with written_whole(path, f'.{uuid.uuid4().hex}.tmp') as output:
-        output.write(json.dumps(content, indent=2) + '\n')
+    # this process is killed here, only an incomplete file with the suffix .tmp remains.
+    write_text(path, json.dumps(content, indent=2) + '\n')
     (directory / LOGS).mkdir(exist_ok=True)
 
 

@@ -16,13 +16,12 @@ import logging
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from runtime.errors import UserError
-from runtime.files import file_checksum, written_whole
+from runtime.files import file_checksum, write_text
 from runtime.folders import written_folder
 from runtime.schema import Count, read_as
 
@@ -140,8 +139,7 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 def _write_verified(folder: Path) -> None:
     """Writes the file VERIFIED of a folder. Several processes may call this function at the same time."""
-    with written_whole(folder / VERIFIED, uuid.uuid4().hex) as file:
-        json.dump(_stamps(folder), file)
+    write_text(folder / VERIFIED, json.dumps(_stamps(folder)))
 
 
 def _version(folder: Path) -> dict[str, list[int]] | None:

@@ -25,6 +25,7 @@ cd "${SLURM_SUBMIT_DIR:-.}" || exit 2
 # srun returns one status for all tasks: 128 + signal if a signal ended a task, otherwise the highest exit status.
 # After a task has failed, --kill-on-bad-exit ends the remaining tasks by signals, because they might wait for the failed
 # task. So the status of srun does not show whether a task ended with 2. Such a task writes a line to this file instead.
+# If the disk is full, the task removes the file instead.
 errors=allyouneed-$SLURM_JOB_ID.errors
 : > "$errors" || exit 2
 trap 'rm -f "$errors"' EXIT
@@ -37,10 +38,10 @@ srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" bash -c '
   trap : TERM
   "$@"
   status=$?
-  ((status == 2)) && echo "task $SLURM_PROCID" >> "$0"
+  ((status == 2)) && { echo "task $SLURM_PROCID" >> "$0" || rm -f "$0"; }
   exit "$status"' "$errors" "${PYTHON:-python}" train.py "$@"
 status=$?
-if [[ -s $errors ]]; then
+if [[ -s $errors || ! -e $errors ]]; then
   status=2
 elif ((status == 75 || status > 128)) && ((${SLURM_RESTART_COUNT:-0} < ${RESTARTS:-20})); then
   echo "train.py ended with $status: requeued" >&2

@@ -12,7 +12,7 @@
 #
 # When a script stops starting train.py, it writes the last status and the name of the VM to the file .RUN.ended beside RUN.
 # On all other VMs, train.py has then lost a process and ends. Their scripts read the file and end with the same status,
-# because the first VM does not return.
+# because the first VM does not return. If the disk is full, the file is empty, which stands for status 2.
 cd "$(dirname "$0")/.." || exit 2
 
 run='' previous=''
@@ -36,7 +36,8 @@ ended=$(dirname "$run")/.$(basename "$run").ended
 # if another VM has failed in this start. Without the file, this script would start train.py again and again, and train.py would
 # wait for that VM each time.
 vm=''
-if { read -r _ vm < "$ended"; } 2> /dev/null && [[ $vm == "$HOSTNAME" || $(find "$ended" -mmin +2 2> /dev/null) ]]; then
+{ read -r _ vm < "$ended"; } 2> /dev/null
+if [[ $vm == "$HOSTNAME" || $(find "$ended" -mmin +2 2> /dev/null) ]]; then
   rm -f "$ended"
 fi
 
@@ -62,14 +63,15 @@ for ((start = 0; start <= ${RESTARTS:-100}; start++)); do
   ((status == 75 || status > 128)) && [[ ! $stopped ]] || break
   start_child sleep "${PAUSE:-10}"  # in this time, another VM may write its last status
   wait "$child"
-  if [[ -s $ended ]]; then
-    read -r last vm < "$ended"
+  if [[ -e $ended ]]; then
+    read -r last vm < "$ended" || last=2 vm='(unknown, because the disk is full)'
     echo "train.py ended with $status, and on the VM $vm for good with $last" >&2
     exit "$last"
   fi
   [[ ! $stopped ]] || break
 done
 if mkdir -p "$(dirname "$ended")" && new=$(mktemp "$ended.XXXXXX"); then
-  echo "$status $HOSTNAME" > "$new" && mv "$new" "$ended"  # so that other scripts see a complete file or no file
+  echo "$status $HOSTNAME" > "$new"
+  mv "$new" "$ended"  # so that other scripts never see a file that is still empty
 fi
 exit "$status"

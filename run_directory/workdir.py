@@ -113,7 +113,8 @@ class RunDirectory:
         names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
         # A training that was killed in `claim` may have left these files. Without a lock, the folder KEPT is not from a
         # training, and may contain files of the user.
-        names -= {LOCK, OWNER, f'{OWNER}.tmp', f'{CONFIG}.tmp', *([KEPT] if names & {LOCK, OWNER} else [])}
+        names -= {LOCK, OWNER, *([KEPT] if names & {LOCK, OWNER} else []),
+                  *(name for name in names if name.startswith((f'{OWNER}.', f'{CONFIG}.')) and name.endswith('.tmp'))}
         if CONFIG not in names:
             if names:
                 raise UserError(f'--workdir={self.path} is not empty and has no {CONFIG}. Use a new or an empty '

@@ -56,7 +56,8 @@ def exchange(purpose: str, value: Any) -> list[Any]:
         if number:
             client.key_value_delete(f'allyouneed/{number - 1}/')  # every process has read that value
         return values
-    deadline = time.monotonic() + PATIENCE + 10  # the leader gives up first, and names the missing processes
+    # A leader that arrived together with this process gives up first, and names the missing processes.
+    deadline = time.monotonic() + PATIENCE + 10
     while True:
         try:  # waits 1 s at a time, because Python can handle signals only between two waits
             return json.loads(client.blocking_key_value_get(f'{prefix}/all', 1000))
@@ -64,7 +65,8 @@ def exchange(purpose: str, value: Any) -> list[Any]:
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
             if time.monotonic() > deadline:
-                raise Missing(f'process 0 did not arrive within {PATIENCE} s ({purpose})') from None
+                raise Missing(f'process 0 did not answer within {PATIENCE + 10} s ({purpose}): process 0 is missing, '
+                              'or waits for another process') from None
 
 
 def _collect(client: Any, prefix: str, purpose: str) -> list[Any]:

@@ -22,7 +22,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from submitit.helpers import DelayedSubmission
 from typing_extensions import override
 
-from runtime.errors import FULL_DISK, UserError
+from runtime.errors import FULL_DISK, UserError, first_line
 from runtime.files import write_text
 from runtime.process_setup import signals_delayed
 from runtime.stopping import STOPPED
@@ -34,6 +34,7 @@ STOPPED_BY_SIGNAL = {STOPPED, *(status for number in (signal.SIGINT, signal.SIGT
 LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason for a failure
 SMALLEST_SPACE = 2 ** 16  # bytes: a disk with less free space is full
 TIME_LIMITS = 10_000  # how often submitit queues a job again after a time limit; submitit's default is 3
+UNFINISHED = {'PENDING', 'REQUEUED', 'RUNNING', 'COMPLETING'}  # states of Slurm jobs that may start again or still run
 
 log = logging.getLogger('allyouneed.sweep')
 
@@ -136,7 +137,11 @@ class Job:
             self.process.send_signal(stop_signal)  # does nothing if the process has ended
 
     def checkpoint(self, *arguments: Any) -> DelayedSubmission:
-        """Stops the run and queues the job again. submitit calls this method before a time limit or a preemption."""
+        """Stops the run and queues the job again.
+
+        submitit calls this method before a time limit or, with Slurm's PreemptParameters=send_user_signal, before a
+        preemption.
+        """
         self.stop()
         if self.process is not None:
             # process.wait() cannot be used here, because the signal has interrupted a call of process.wait().
@@ -234,12 +239,16 @@ class Slurm(Executor):
         sent = [dataclasses.replace(job, commands=[[*wrapper, *command] for command in job.commands]) for job in new]
         with signals_delayed():  # the next sweep.py would submit a job without a ticket again
             if new:  # submitit warns about an empty batch
-                with self._executor.batch():
-                    waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
+                try:
+                    with self._executor.batch():
+                        waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
+                except FailedJobError as error:
+                    raise UserError(f'--executor=slurm: sbatch has refused the jobs: {first_line(error)}. Check '
+                                    '--partition, --hours, --gpus, --cpus and --memory_gb') from None
             for job in new:
                 write_text(self._ticket(job), waiting[job].job_id)
         while waiting:
-            for job in [job for job, submitted in waiting.items() if submitted.done()]:
+            for job in [job for job, submitted in waiting.items() if self._ended(submitted)]:
                 self._ticket(job).unlink()
                 yield job, self._status(job, waiting.pop(job))
             time.sleep(1)
@@ -258,7 +267,20 @@ class Slurm(Executor):
         if not ticket.exists() or not (job_id := ticket.read_text()):  # a killed sweep.py may have left an empty ticket
             return None
         queued = submitit.SlurmJob(self._folder, job_id)
-        return None if queued.done() else queued
+        return None if self._ended(queued) else queued
+
+    def _ended(self, submitted: submitit.Job[int]) -> bool:
+        """Returns whether a Slurm job has ended and will not start again.
+
+        If Slurm preempts a job, the run saves and stops, and the job returns a status of STOPPED_BY_SIGNAL. For
+        submitit, the job is then done. But Slurm may queue the same job again, so its state must also show the end.
+        """
+        if not submitted.done():
+            return False
+        try:
+            return submitted.state not in UNFINISHED or submitted.result() not in STOPPED_BY_SIGNAL
+        except UncompletedJobError:  # also FailedJobError
+            return True
 
     def _status(self, job: Job, submitted: submitit.Job[int]) -> int:
         try:

@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 import tempfile
+import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,27 +56,27 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
-    """Opens a UTF-8 text file for writing, and replaces the old file only when the new file is complete.
+def replaced(path: Path, ending: str = '') -> Iterator[Path]:
+    """Yields the path to which the body writes a new file. The new file replaces the file at `path` after the body.
 
-    Until the new file is complete, its name is the name of `path` followed by `ending`. After a failure, the old file
-    remains. The incomplete new file is then removed, unless `ending` is PARTIAL. If `path` is a symbolic link, the
-    target of the link is replaced. Devices and pipes are written directly.
+    In the body, the name of the new file is the name of `path` followed by `ending`. By default, the ending is unique
+    (.XXXXXXXX.tmp), because several processes may write the same file. After a failure, the old file remains. The
+    incomplete new file is then removed, unless `ending` is PARTIAL. If `path` is a symbolic link, the target of the
+    link is replaced. Devices and pipes are written directly.
 
     Raises:
       UserError: if the file cannot be written.
     """
-    path = Path(os.path.realpath(path))
-    if os.path.exists(path) and not os.path.isfile(path):
-        with naming(path), open(path, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file:
-            yield file
+    if os.path.exists(path) and not os.path.isfile(path):  # if stdout is a pipe, realpath('/dev/stdout') does not exist
+        with naming(path):
+            yield path
         return
-    partial = path.with_name(path.name + ending)
+    path = Path(os.path.realpath(path))
+    partial = path.with_name(path.name + (ending or f'.{uuid.uuid4().hex[:8]}.tmp'))
     try:
         with naming(path):
-            with open(partial, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file:
-                yield file
-                file.flush()
+            yield partial
+            with open(partial, 'rb') as file:
                 os.fsync(file.fileno())  # a power failure after the replacement must not leave an empty file
             os.replace(partial, path)
     except BaseException:
@@ -83,6 +84,17 @@ def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
             with contextlib.suppress(OSError):
                 partial.unlink()
         raise
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, ending: str = '') -> Iterator[TextIO]:
+    """Opens a UTF-8 text file for writing, and replaces the old file only when the new file is complete.
+
+    `replaced` explains `ending` and the errors.
+    """
+    with (replaced(path, ending) as partial,
+          open(partial, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file):
+        yield file
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any, TextIO, cast
 
 from runtime.errors import UserError
 from runtime.files import naming
+from runtime.stopping import SAME_REQUEST
 
 
 def use_utf8() -> None:
@@ -130,8 +131,11 @@ def unless_left_behind(hook: Callable) -> Callable:
     """
     def unless(event: Any) -> None:
         if issubclass(event.exc_type, KeyboardInterrupt):  # exc_value may be None
-            # Here, the signal would be lost again, so it is sent after this hook has returned.
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+            # Here, the signal would be lost again, so it is sent after this hook has returned. If it were sent at once,
+            # sweep.py would ignore it as part of the same request.
+            timer = threading.Timer(SAME_REQUEST + 0.1, os.kill, (os.getpid(), signal.SIGINT))
+            timer.daemon = True  # the process may end earlier
+            timer.start()
         elif str(event.exc_value) != 'Event loop is closed':
             hook(event)
 

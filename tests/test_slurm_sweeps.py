@@ -11,6 +11,7 @@ import warnings
 import pytest
 from submitit.core.utils import FailedJobError
 
+from runtime.errors import UserError
 from runtime.executors import Job, Slurm
 from runtime.stopping import STOPPED
 from tests.sweep_bench import ENVIRONMENT, command, start, sweep, sweep_bench, times_begun  # noqa: F401 (a fixture)
@@ -81,7 +82,8 @@ def test_submitit_does_not_warn_if_all_jobs_are_in_the_queue(bench, cluster, mon
     executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
     executor._ticket(job).parent.mkdir(parents=True)
     executor._ticket(job).write_text('4_0')
-    monkeypatch.setattr(executor, '_queued', lambda job: types.SimpleNamespace(done=lambda: True, result=lambda: 0))
+    monkeypatch.setattr(executor, '_queued', lambda job: types.SimpleNamespace(
+        done=lambda: True, state='COMPLETED', result=lambda: 0))
     with warnings.catch_warnings(action='error'):
         assert list(executor.run([job])) == [(job, 0)]
 
@@ -105,6 +107,28 @@ def test_a_signal_during_the_submission_takes_effect_after_the_ids_of_the_jobs_a
     finally:
         signal.signal(signal.SIGHUP, handler)
     assert executor._ticket(job).read_text() == '4_0'
+
+
+@pytest.mark.parametrize('state, status, ended', [
+    ('PENDING', STOPPED, False), ('RUNNING', -signal.SIGTERM, False), ('RUNNING', 0, True), ('RUNNING', 2, True),
+    ('RUNNING', FailedJobError(), True), ('CANCELLED by 0', STOPPED, True), ('COMPLETED', STOPPED, True)])
+def test_a_job_that_slurm_queues_again_has_not_ended(bench, cluster, monkeypatch, state, status, ended):
+    def result():
+        if isinstance(status, Exception):
+            raise status
+        return status
+
+    monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])  # with srun
+    submitted = types.SimpleNamespace(done=lambda: True, state=state, result=result)
+    assert Slurm(bench / 'out/logs/slurm')._ended(submitted) == ended
+
+
+def test_jobs_that_slurm_refuses_are_an_error_with_the_reason(bench, cluster, monkeypatch):
+    (bench / 'bin/sbatch').write_text('#!/bin/sh\necho "sbatch: error: invalid partition" >&2\nexit 1\n')
+    monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])
+    executor, job = Slurm(bench / 'out/logs/slurm'), Job('one', [], bench / 'one.log')
+    with pytest.raises(UserError, match='refused the jobs: sbatch: error: invalid partition. Check --partition'):
+        next(executor.run([job]))
 
 
 def test_an_empty_id_of_a_job_is_no_job(bench, cluster, monkeypatch):

@@ -1,5 +1,6 @@
 """sweep.py with quick scripts in place of train.py and decode.py, and once with the real ones."""
 
+import contextlib
 import csv
 import errno
 import json
@@ -427,16 +428,40 @@ def test_a_run_that_is_killed_because_it_stops_slowly_has_not_failed(tmp_path):
         assert status.result() == STOPPED and not job.failure.exists()
 
 
-def test_an_error_of_the_sweep_stops_its_runs(progress, tmp_path):
-    stopped = []
+def test_an_error_of_the_sweep_stops_its_runs_before_the_log_of_the_progress_ends(progress, monkeypatch):
+    ended = []
+    monkeypatch.setattr(sweep_script, 'logged_regularly', lambda _: contextlib.closing(
+        types.SimpleNamespace(close=lambda: ended.append('log'))))
 
     def run(jobs):
         raise PermissionError(13, 'Permission denied')
         yield
 
     with pytest.raises(PermissionError):
-        sweep_script.run_jobs(types.SimpleNamespace(run=run, stop=lambda: stopped.append(True)), [], progress, 0)
-    assert stopped
+        sweep_script.run_jobs(types.SimpleNamespace(run=run, stop=lambda: ended.append('runs')), [], progress, 0)
+    assert ended == ['runs', 'log']
+
+
+def test_each_request_to_stop_may_arrive_as_two_signals(progress, monkeypatch):
+    times, accepted = iter([10, 10.1, 20, 20.1]), []  # the signals arrive at these seconds
+    monkeypatch.setattr(sweep_script, 'time', types.SimpleNamespace(monotonic=lambda: next(times)))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def stop():
+        for number in 1, 2, 3:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except KeyboardInterrupt:
+                accepted.append(number)
+
+    executor = types.SimpleNamespace(run=lambda _: signal.raise_signal(signal.SIGINT), stop=stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sweep_script.run_jobs(executor, [], progress, 0)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert accepted == [2]
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import importlib.util
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from model.build import build_model
 from model.evaluation import forward
 from run_directory.trained import vocabulary_from
 from runtime.errors import UserError, first_line
-from runtime.files import naming
+from runtime.files import replaced
 from tools.chips import Topology
 from tools.program import Collective, Program
 from training.compiled import Compiled
@@ -304,14 +303,9 @@ def keep(compiled: jax.stages.Compiled, path: Path) -> None:
     Raises:
       UserError: if the file cannot be written, for example because the disk is full.
     """
-    content, partial = serialize_executable.serialize(compiled)[0], path.with_name(f'{path.name}.tmp')
-    with naming(path):
-        try:
-            partial.write_bytes(content)
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+    content = serialize_executable.serialize(compiled)[0]
+    with replaced(path) as partial:
+        partial.write_bytes(content)
 
 
 def load(path: Path, lowered: jax.stages.Lowered, devices: Devices | None = None) -> jax.stages.Compiled:

@@ -1,8 +1,10 @@
 """What pictures show."""
 
+import errno
 import functools
 import itertools
 import logging
+import pathlib
 import warnings
 
 import numpy as np
@@ -120,6 +122,20 @@ def test_a_picture_is_saved_in_the_format_of_its_ending(tmp_path, monkeypatch):
     with pytest.raises(UserError, match='none/picture.number cannot be written: there is no format .number. Use .png'):
         save_figure(figure, str(tmp_path / 'none/picture.number'))
     assert not (tmp_path / 'none').exists()
+
+
+def test_an_old_picture_remains_if_the_new_picture_cannot_be_written(tmp_path, monkeypatch):
+    def savefig(path, **_):
+        pathlib.Path(path).write_bytes(b'half')
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    figure, path = heads_figure({'encoder': np.array([[0.5]])}, 'exact match'), tmp_path / 'picture.png'
+    save_figure(figure, tmp_path / 'picture')
+    picture = path.read_bytes()
+    monkeypatch.setattr(figure, 'savefig', savefig)
+    with pytest.raises(UserError, match='picture.png cannot be written: No space left on device'):
+        save_figure(figure, path)
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == picture
 
 
 def test_the_labels_of_the_axes_mention_that_tokens_are_left_out():

@@ -236,7 +236,6 @@ SLOW = [
     Case(RUN, 'fingerprints.json', {'run/data/fingerprints.json': FIFO}),
     Case(RUN, 'metrics.jsonl', {'run/metrics.jsonl': FIFO}),
     Case(RUN, 'tensorboard', {'run/tensorboard': LOOP}),
-    Case(RUN, 'metrics.jsonl', {'run/metrics.jsonl.tmp': FOLDER}),
     Case(RUN, 'train.en', {'run/data/fingerprints.json': with_values(train={})}),
     Case(RUN + '--config.checkpoint.every=7', 'changes.jsonl', {'run/changes.jsonl': FOLDER}),
     Case(RUN + '--config.optimizer.warmup=4', 'metrics.jsonl', {'run/metrics.jsonl': FOLDER}),

@@ -404,7 +404,7 @@ def test_a_full_disk_leaves_no_part_of_the_file_that_marks_a_verified_folder(tmp
     def full(*_):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
-    monkeypatch.setattr(builds.json, 'dump', full)
+    monkeypatch.setattr(builds.os, 'fsync', full)
     assert builds.verify(folder)
     assert sorted(path.name for path in folder.iterdir()) == [builds.CHECKSUMS, 'file']
 

@@ -202,6 +202,23 @@ def test_a_status_that_another_vm_has_just_written_belongs_to_the_same_start(wri
     assert ended.read_text() == (f'{written}\n' if status else '0 vm-0\n')
 
 
+@pytest.mark.parametrize('age, status', [(0, 2), (300, 0)])
+def test_an_empty_file_stands_for_status_2_of_another_vm(age, status, fake, tmp_path):
+    ended = tmp_path / '.run.ended'
+    ended.touch()
+    os.utime(ended, times=(time.time() - age,) * 2)
+    done = subprocess.run(['launch/tpu_vm.sh', f'--workdir={tmp_path}/run'], cwd=ROOT, timeout=600,
+                          env=os.environ | {'PYTHON': str(fake(75, 0)), 'PAUSE': '0'})
+    assert done.returncode == status
+
+
+def test_a_tpu_vm_leaves_an_empty_file_on_a_full_disk(fake, tmp_path):
+    fake(name='mktemp', text='#!/bin/sh\nln -s /dev/full "$1"\necho "$1"\n')
+    subprocess.run(['launch/tpu_vm.sh', f'--workdir={tmp_path}/run'], cwd=ROOT, timeout=600, stderr=subprocess.DEVNULL,
+                   env=os.environ | {'PYTHON': str(fake(2)), 'PATH': f'{tmp_path}:{os.environ["PATH"]}'})
+    assert (tmp_path / '.run.ended').is_symlink()
+
+
 def test_a_tpu_vm_expands_the_home_folder_of_a_user(fake):
     """Else the file that ends the scripts of other VMs would be in a folder with the name ~NAME."""
     python, user = fake(0), next(user for user in pwd.getpwall() if os.access(user.pw_dir, os.X_OK))
@@ -334,3 +351,15 @@ def test_the_steps_of_the_best_recipe_go_on_after_a_stop(tmp_path):
     assert steps('dropout=0.2') == ([first, second], 75)
     assert steps('-m tools.distil') == ([first, second, translations], 75)
     assert steps('nowhere') == ([first, second, translations, student, scores], 0)
+
+
+def test_the_steps_of_the_best_recipe_stop_on_request(fake, tmp_path):
+    python = fake('wait', 0)
+    script = subprocess.Popen(['launch/multi30k_best.sh', 'pairs', tmp_path], cwd=ROOT,
+                              env=os.environ | {'PYTHON': str(python)})
+    deadline = time.monotonic() + 300
+    while not python.with_name('python.up').exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    script.terminate()
+    assert script.wait(300) == STOPPED and len(calls(python)) == 1

@@ -83,5 +83,11 @@ def test_slurm_requeues_a_job_unless_a_task_ended_with_2(do, status, restarts, a
     assert (found, requeued) == (status, ['requeue 7'] if again else [])
 
 
+@pytest.mark.parametrize('do, status, again', [('2@0 75@TERM', 2, []), ('75@0 75@TERM', 75, ['requeue 7'])])
+def test_a_full_disk_does_not_hide_that_a_task_ended_with_2(do, status, again, tmp_path):
+    (tmp_path / 'allyouneed-7.errors').symlink_to('/dev/full')
+    assert job(tmp_path, do)[:2] == (status, again)
+
+
 def test_a_signal_of_slurm_leaves_train_py_time_to_save(tmp_path):
     assert job(tmp_path, '75@0 75@TERM 75@TERM') == (75, ['requeue 7'], ['75'] * 3)

@@ -190,7 +190,8 @@ def test_a_longer_cosine_is_logged(copy, cache, log):
 def test_a_start_that_was_killed_early_leaves_nothing_in_the_way(tmp_path, cache):
     workdir = tmp_path / 'run'
     (workdir / 'data').mkdir(parents=True)
-    (workdir / 'config.json.tmp').write_text('{"half')
+    for name in 'config.json.tmp', 'owner.0a1b2c3d.tmp':  # of an earlier version, and unique
+        (workdir / name).write_text('{"half')
     (workdir / 'lock').write_text('process 1 on elsewhere')
     start(workdir, tiny_config(cache, train__steps=1))
     assert steps(workdir) == [1]

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import types
 
 import jax
 import pytest
@@ -88,6 +89,18 @@ def test_one_process_agrees_with_itself_without_waiting():
     assert from_leader('', lambda: (1, 2)) == (1, 2)
     with pytest.raises(UserError, match='wrong'):
         from_leader('', lambda: checkpoints._still_valid(fail()))
+
+
+def test_a_process_without_an_answer_says_that_process_0_may_wait_for_another_process(several, monkeypatch):
+    def timeout(*_):
+        raise jax.errors.JaxRuntimeError('DEADLINE_EXCEEDED')
+
+    client = types.SimpleNamespace(key_value_set=lambda *_: None, blocking_key_value_get=timeout)
+    for module, name, value in ((jax, 'process_count', lambda: 3), (jax, 'process_index', lambda: 1),
+                                (agreement.global_state, 'client', client), (agreement, 'PATIENCE', -11)):
+        monkeypatch.setattr(module, name, value)
+    with pytest.raises(agreement.Missing, match='did not answer .*: process 0 is missing, or waits for another'):
+        exchange('compiling', 1)
 
 
 def fail():

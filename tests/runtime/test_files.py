@@ -172,3 +172,16 @@ def test_a_link_is_followed_and_a_device_is_written_to_as_it_is(tmp_path):
     files.write_text(tmp_path / 'null', 'gone')
     assert pathlib.Path('/dev/null').is_char_device() and (tmp_path / 'null').is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ['link', 'null', 'target']
+    reader, writer = os.pipe()
+    files.write_text(pathlib.Path(f'/dev/fd/{writer}'), 'new')
+    assert os.read(reader, 4) == b'new'
+    os.close(reader)
+    os.close(writer)
+
+
+def test_several_processes_may_write_the_same_file(tmp_path):
+    path = tmp_path / 'report.csv'
+    with files.written_whole(path) as file:
+        files.write_text(path, 'first')
+        file.write('second')
+    assert path.read_text() == 'second' and list(tmp_path.iterdir()) == [path]

@@ -5,11 +5,14 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import pytest
 
-from runtime.process_setup import signals_delayed, use_huge_pages
+from runtime.process_setup import signals_delayed, unless_left_behind, use_huge_pages
+from runtime.stopping import SAME_REQUEST
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +55,13 @@ def test_a_signal_that_is_ignored_stays_ignored_while_signals_are_delayed():
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, handler)
+
+
+def test_an_interrupt_that_was_lost_is_sent_again_as_a_new_request(monkeypatch):
+    timers = []
+    monkeypatch.setattr(threading.Timer, 'start', lambda timer: timers.append(timer))
+    unless_left_behind(print)(types.SimpleNamespace(exc_type=KeyboardInterrupt))
+    assert [timer.interval > SAME_REQUEST and timer.daemon for timer in timers] == [True]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='only glibc has these tunables')
