@@ -206,13 +206,15 @@ class Page:
 
 
 def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Returns the words of `pieces` as tuples (text, index of the first piece, index after the last piece).
+    """Returns the words of `pieces` as tuples.
 
-    The spaces before a word belong to the word. Each start or end token is a word. In a script without spaces, every
-    piece is a word.
+    A tuple is (text without white space at both ends, index of the first piece, index after the last piece). The spaces
+    before a word belong to the word. Each start or end token is a word. In a script without spaces, every piece is a
+    word.
     """
     begins = [place for place, piece in enumerate(pieces) if not place or _begins_word(pieces[place - 1], piece)]
-    return [(_spelled(pieces[begin:end]), begin, end) for begin, end in itertools.pairwise([*begins, len(pieces)])]
+    return [(_decoded(pieces[begin:end]).strip(), begin, end)
+            for begin, end in itertools.pairwise([*begins, len(pieces)])]
 
 
 def _begins_word(previous: str, piece: str) -> bool:
@@ -241,11 +243,6 @@ def _apart(previous: str, piece: str) -> bool:
     if not text.strip():  # a line break or a no-break space belongs to the previous word
         return False
     return text[0].isspace() or _decoded([previous])[-1:].isspace()
-
-
-def _spelled(pieces: Sequence[str]) -> str:
-    """Returns pieces as text, without spaces and line breaks at both ends."""
-    return _decoded(pieces).strip()
 
 
 def _decoded(pieces: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """The analyses of tools/inside.py: each returns a text table, the numbers as JSON, and a picture."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,5 +157,4 @@ ANALYSES: dict[str, Callable[[Run, AnalysisRequest], Result]] = {
 
 def _as_json(result: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass, with arrays as lists."""
-    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(result).items()}

@@ -57,6 +57,7 @@ from absl import flags
 
 from command_line import run_script
 from run_directory.checkpoints import open_checkpoints
+from run_directory.records import saved_steps
 from runtime.errors import UserError
 from runtime.files import expanded, write_text
 from runtime.stopping import STOPPED
@@ -232,11 +233,6 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(('', port))
             return port
-
-
-def saved_steps(run: Path) -> list[int]:
-    folder = run / 'checkpoints'
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal()) if folder.is_dir() else []
 
 
 def parameters(run: Path, step: int) -> list[np.ndarray]:

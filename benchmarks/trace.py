@@ -35,11 +35,8 @@ class Cost:
     flops: float = 0
 
     def add(self, other: 'Cost') -> None:
-        self.count += other.count
-        self.seconds += other.seconds
-        self.running_seconds += other.running_seconds
-        self.thread_seconds += other.thread_seconds
-        self.flops += other.flops
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 def profile(call: Callable[[], Any], runs: int) -> tuple[float, dict[Name, Cost]]:

@@ -46,22 +46,21 @@ def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, na
     """
     if isinstance(model, Generator):
         return model.respond_all(lines, options, model.forced_all)
-    translator = _translator(model, '--score')
+    assert isinstance(model, Translator), 'Request.check_run has refused other models'
 
     def respond(chunk: Sequence[str], options: SearchOptions, *, first: int) -> list[Output]:
-        return translator.forced_all(_columns(chunk, 'SOURCE<tab>TARGET', name, first), options, first=first)
+        return model.forced_all(_columns(chunk, 'SOURCE<tab>TARGET', name, first), options, first=first)
 
-    return translator.respond_all(lines, options, respond)
+    return model.respond_all(lines, options, respond)
 
 
-def translate_all(translator: TextModel, lines: Iterable[str], options: SearchOptions,
-                  name: str) -> Iterator[list[Output]]:
+def translate_all(model: TextModel, lines: Iterable[str], options: SearchOptions, name: str) -> Iterator[list[Output]]:
     """Yields translations of the lines SOURCE<tab>PREFIX of the file `name`. Each translation begins with the prefix.
 
     Raises:
-      UserError: if the model is not a translator, or a line does not have two columns.
+      UserError: if a line does not have two columns.
     """
-    model = _translator(translator, '--prefixes')
+    assert isinstance(model, Translator), 'Request.check_run has refused other models'
 
     def respond(chunk: Sequence[str], options: SearchOptions, *, first: int) -> list[Output]:
         columns = _columns(chunk, 'SOURCE<tab>PREFIX', name, first)
@@ -80,12 +79,6 @@ def read_phrases(path: str) -> list[str]:
     if phrases := [line for line in read_lines(path) if line.strip()]:
         return phrases
     raise UserError(f'--avoid={path} contains no words. Write one word or phrase on each line')
-
-
-def _translator(model: TextModel, flag: str) -> Translator:
-    if not isinstance(model, Translator):
-        raise UserError(f'{flag} applies only to translation. Remove the flag')
-    return model
 
 
 def _json_text(line: str, where: str) -> str:

@@ -19,7 +19,7 @@ from inference.forced import Forced
 from inference.inputs import Begin, SearchInput, checked_texts
 from inference.options import SAMPLING, SearchOptions, search_options
 from inference.outputs import Hypothesis, Output
-from inference.scores import Evaluation, bits_per_character, change_warning, text_scores
+from inference.scores import Evaluation, change_warning, text_scores
 from inference.search import length_penalty
 from inference.text import LENGTHS, SearchModel, attention_weights
 from input_pipeline.data import DocumentData
@@ -144,7 +144,7 @@ class Generator(SearchModel):
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Returns the bits per character of the validation split, and a sampled text."""
         output, = self.generate([self.opening(config.data)], search_options(config, method='sample', n_best=1))
-        bits = bits_per_character(float(sums.others['nll']), data.characters('validation'))
+        bits = float(sums.others['nll']) / np.log(2) / data.characters('validation')
         return Evaluation({'bits_per_character': bits}, f'  {output.text!r}')
 
     def score(self, data: DocumentData, split: str, config: ConfigDict,

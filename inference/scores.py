@@ -190,14 +190,6 @@ def _resampling(signature: Any) -> str:
     return '|'.join(part for part in str(signature).split('|') if part.startswith(('bs:', 'seed:')))
 
 
-def bits_per_character(nll: float, characters: int) -> float:
-    """Converts `nll`, the cross-entropy of a whole text in nats, to bits per character.
-
-    `nll` includes end tokens. Models with different vocabularies can be compared by this value.
-    """
-    return nll / np.log(2) / characters
-
-
 def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> dict[str, float | None]:
     """Returns the perplexity per token, the bits per character and the bits per byte of texts.
 

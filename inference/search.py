@@ -12,9 +12,9 @@ avoid (`Follow`, inference/constraints.py). Without prefixes and automaton, a st
 A search may forbid tokens, but this does not change any probability. The model computes the log-probabilities over its
 whole vocabulary, even if the end token is forced. Teacher forcing gives the same values for the same tokens.
 
-`Sample` and `Beam` define the beginning, the step and the end of the two searches; `advance` is the loop. `sample` and
-`beam_search` run a search to its end, in one program. inference/batches.py instead stops a search between two steps and
-continues with only the sentences that are still open (not finished).
+`Sample` and `Beam` define the beginning, the step and the end of the two searches; `advance` is the loop.
+inference/batches.py stops a search between two steps, and continues with only the sentences that are still open (not
+finished).
 """
 
 import dataclasses
@@ -256,7 +256,7 @@ class Sample:
 
 def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_k: int,
                   top_p: float) -> Float[Array, '*batch vocab']:
-    """Returns the logits of the distribution that `sample` draws from, with IMPOSSIBLE for excluded tokens."""
+    """Returns the logits of the distribution that `Sample` draws from, with IMPOSSIBLE for excluded tokens."""
     logits = logits / temperature
     if top_k:
         smallest = largest(logits, min(top_k, logits.shape[-1]))[0][..., -1:]
@@ -418,18 +418,3 @@ def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Arra
         return (state.step < until) & (search.open(state).sum() >= at_least)
 
     return jax.lax.while_loop(running, functools.partial(search.step, decode_step, follow=follow), state)
-
-
-def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
-           keys: Key[Array, ' batch'] | None = None, **settings: Any) -> Hypotheses:
-    """Runs `Sample(**settings)` to its end, and returns the outputs. `keys` are required for a temperature above 0."""
-    search = Sample(**settings)
-    state = search.begin(cache, start, limits, keys)
-    return search.found(advance(search, decode_step, state, search.max_length))
-
-
-def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
-                **settings: Any) -> Hypotheses:
-    """Runs `Beam(**settings)` to its end, and returns the hypotheses."""
-    search = Beam(**settings)
-    return search.found(advance(search, decode_step, search.begin(cache, start, limits), search.max_length))

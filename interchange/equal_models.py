@@ -1,9 +1,10 @@
 """Replaces options of a model by options that a foreign format supports. The outputs of the model are unchanged.
 
-Each function takes the options of a model and its arrays, {name: array}. It returns new options and new arrays.
+A replacement takes the options of a model and its arrays, {name: array}. It returns new options and new arrays.
 """
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,22 @@ HEAD_AXES = {'query/kernel': 1, 'key/kernel': 1, 'value/kernel': 1, 'query/bias'
 def head_widths(model: ConfigDict) -> tuple[int, int]:
     """Returns the numbers of elements of a head's keys and values, with the default for d_k=0 and d_v=0."""
     return model.d_k or model.d_model // model.num_heads, model.d_v or model.d_model // model.num_heads
+
+
+def plain_refusals(model: ConfigDict, family: str, **required: Any) -> list[str]:
+    """Returns a message for each option in `model` that a family of models with ordinary heads does not support.
+
+    `family` is the name of the family in the messages. `required` are the options that have only one supported value.
+    """
+    refused = [f'model.{name}={model[name]}: {family} supports only {value}' for name, value in required.items()
+               if model[name] != value]
+    if model.num_key_value_heads not in (0, model.num_heads):
+        refused.append(f'model.num_key_value_heads={model.num_key_value_heads}: {family} supports only num_heads')
+    if model.d_model % model.num_heads:
+        refused.append(f'model.d_model={model.d_model}: {family} needs a multiple of num_heads={model.num_heads}')
+    elif {*head_widths(model)} != {model.d_model // model.num_heads}:
+        refused.append(f'model.d_k and model.d_v: {family} supports only d_model / num_heads')
+    return refused
 
 
 def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[ConfigDict, Arrays]:

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from input_pipeline.tokens import BOS, EOS, PAD
-from interchange.equal_models import head_widths
+from interchange.equal_models import plain_refusals
 from interchange.foreign_config import ACTIVATIONS, THEIRS, ForeignConfig, Positive, Rate, Token, require
 from interchange.layout import SAME, TRANSPOSED, Link, chain, reshaped, rows
 from runtime.schema import Size
@@ -63,17 +63,8 @@ def options(config: Config) -> dict[str, Any]:
 
 def refusals(model: ConfigDict) -> list[str]:
     """Returns a message for each option in `model` that GPT-2 does not support."""
-    required = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'layer_norm', 'position': 'learned',
-                'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
-    refused = [f'model.{name}={model[name]}: GPT-2 supports only {value}' for name, value in required.items()
-               if model[name] != value]
-    if model.num_key_value_heads not in (0, model.num_heads):
-        refused.append(f'model.num_key_value_heads={model.num_key_value_heads}: GPT-2 supports only num_heads')
-    if model.d_model % model.num_heads:
-        refused.append(f'model.d_model={model.d_model}: GPT-2 needs a multiple of num_heads={model.num_heads}')
-    elif {*head_widths(model)} != {model.d_model // model.num_heads}:
-        refused.append('model.d_k and model.d_v: GPT-2 supports only d_model / num_heads')
-    return refused
+    return plain_refusals(model, 'GPT-2', kind='language_model', norm='pre', norm_function='layer_norm',
+                          position='learned', feed_forward='plain', score='scaled_dot', window=0)
 
 
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from input_pipeline.tokens import BOS, EOS, PAD, UNK
-from interchange.equal_models import head_widths
+from interchange.equal_models import plain_refusals
 from interchange.foreign_config import ACTIVATIONS, THEIRS, ForeignConfig, Rate, Token, require
 from interchange.layout import TRANSPOSED, Link, Way, chain, halves, reordered, reshaped, rows
 from runtime.schema import Size
@@ -81,17 +81,8 @@ def options(config: Config) -> dict[str, Any]:
 
 def refusals(model: ConfigDict) -> list[str]:
     """Returns a message for each option in `model` that Marian does not support."""
-    required = {'kind': 'transformer', 'norm': 'post', 'norm_function': 'layer_norm', 'position': 'sinusoidal',
-                'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
-    refused = [f'model.{name}={model[name]}: Marian supports only {value}' for name, value in required.items()
-               if model[name] != value]
-    if model.num_key_value_heads not in (0, model.num_heads):
-        refused.append(f'model.num_key_value_heads={model.num_key_value_heads}: Marian supports only num_heads')
-    if model.d_model % model.num_heads:
-        refused.append(f'model.d_model={model.d_model}: Marian needs a multiple of num_heads={model.num_heads}')
-    elif {*head_widths(model)} != {model.d_model // model.num_heads}:
-        refused.append('model.d_k and model.d_v: Marian supports only d_model / num_heads')
-    return refused
+    return plain_refusals(model, 'Marian', kind='transformer', norm='post', norm_function='layer_norm',
+                          position='sinusoidal', feed_forward='plain', score='scaled_dot', window=0)
 
 
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:

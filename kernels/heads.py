@@ -112,11 +112,7 @@ def _few_pooled_forward(weights, value):
     return jax.vjp(lambda *factors: jnp.einsum(POOLED, *factors), weights, value)
 
 
-def _few_pooled_backward(vjp, grad):
-    return vjp(grad)
-
-
-_few_pooled.defvjp(_few_pooled_forward, _few_pooled_backward)
+_few_pooled.defvjp(_few_pooled_forward, lambda vjp, grad: vjp(grad))
 
 
 def _heads_first(array):

@@ -61,14 +61,10 @@ class Past(flax.struct.PyTreeNode):
         """
         return jax.tree.map(in_rows, self) if jax.device_count() == 1 else self
 
-    def first(self, count: int) -> 'Past':
-        """Returns the first `count` keys and values."""
-        return self._each(lambda array, axis: jax.lax.slice_in_dim(array, 0, count, axis=axis))
-
     def resized(self, keys: int) -> 'Past':
         """Returns a `Past` with room for `keys` more keys. A negative number removes the last keys."""
         if keys < 0:
-            return self.first(self.length() + keys)
+            return self._each(lambda array, axis: jax.lax.slice_in_dim(array, 0, self.length() + keys, axis=axis))
         return self._each(lambda array, axis: jnp.pad(
             array, [(0, keys if other == axis else 0) for other in range(array.ndim)]))
 

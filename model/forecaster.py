@@ -12,9 +12,8 @@ from jaxtyping import Array, Float
 from kernels.dense import Dense
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.dropout import Dropout
-from model.patches import patches
+from model.patches import patches, positions
 from model.places import place
-from model.positional import sinusoids
 from model.relation import Relation
 
 SMALLEST_VARIANCE = 1e-5  # added to variances, because a constant context has variance 0
@@ -51,7 +50,8 @@ class Forecaster(nn.Module):
         series = (jnp.concatenate([inputs, following[:, :-patch]], axis=1) - mean) / scale
         x = Dense(config.d_model, ('patch', 'embed'), dtype=config.dtype, name='embedding')(patches(series, patch))
         x = place(self, 'embedding', x)
-        x = Dropout(config.dropout)(x + self._positions(x.shape[1]).astype(x.dtype), deterministic)
+        x = x + positions(self, config, x.shape[1], x.shape[1:2]).astype(x.dtype)
+        x = Dropout(config.dropout)(x, deterministic)
         relation = Relation.within(np.arange(x.shape[1])[None], causal=True)
         # Like the stack of a language model, this stack has the name 'encoder', because it has no cross-attention.
         x = SelfAttentionStack(config, self.num_layers, name='encoder')(x, relation, deterministic)
@@ -62,13 +62,3 @@ class Forecaster(nn.Module):
         changes = outputs.reshape(batch, horizon // patch, patch, channels)
         last = series[:, patch - 1::patch][:, first:, None]
         return ((changes + last).reshape(following.shape) * scale + mean).reshape(batch, horizon * channels)
-
-    def _positions(self, count: int) -> Float[Array, '{count} d_model']:
-        """Returns the position encodings that are added to the patches."""
-        if self.config.position == 'learned':
-            init = nn.with_logical_partitioning(nn.initializers.normal(self.config.d_model ** -0.5),
-                                                ('position', 'embed'))
-            return self.param('positions', init, (count, self.config.d_model), jnp.float32, unbox=True)
-        if self.config.position == 'sinusoidal':
-            return sinusoids(jnp.arange(count), self.config.d_model)
-        return jnp.zeros((count, self.config.d_model))

@@ -96,6 +96,20 @@ def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patch
     return jnp.concatenate([sinusoids(index.reshape(-1), d_model // len(counts)) for index in indices], axis=-1)
 
 
+def positions(module: nn.Module, config: BlockConfig, tokens: int,
+              counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
+    """Returns the position encodings of the class token, if the model has one, and then of all patches.
+
+    Learned encodings are a parameter of `module`. Call this function in the compact method of `module`.
+    """
+    if config.position == 'learned':
+        init = nn.with_logical_partitioning(nn.initializers.normal(config.d_model ** -0.5), ('position', 'embed'))
+        return module.param('positions', init, (tokens, config.d_model), jnp.float32, unbox=True)
+    if config.position == 'sinusoidal':
+        return jnp.pad(grid_sinusoids(counts, config.d_model), ((tokens - math.prod(counts), 0), (0, 0)))
+    return jnp.zeros((tokens, config.d_model))
+
+
 def neighbourhoods(images: Float[Array, 'batch height width channels'],
                    stride: int) -> Float[Array, 'batch rows columns values']:
     """Returns the 3 x 3 pixels around each pixel, or, with stride 2, around every second pixel of every second row.
@@ -209,7 +223,7 @@ class PatchTransformer(nn.Module):
         if self.pooling == 'class_token':
             class_token = self.param('class_token', nn.initializers.zeros, (1, 1, config.d_model), jnp.float32)
             x = jnp.concatenate([jnp.tile(class_token.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
-        x = x + self._positions(x.shape[1], patch_grid(inputs.shape[1:-1], self.patch)[0]).astype(x.dtype)
+        x = x + positions(self, config, x.shape[1], patch_grid(inputs.shape[1:-1], self.patch)[0]).astype(x.dtype)
         x = Dropout(config.dropout)(x, deterministic)
         encoder = SelfAttentionStack(config, self.num_layers, name='encoder')
         tokens, relation = None, None
@@ -223,14 +237,3 @@ class PatchTransformer(nn.Module):
         head = Dense(self.outputs, ('embed', 'vocab'), kernel_init=nn.initializers.lecun_normal(),
                      bias_axes=('vocab',), name='head')
         return place(self, 'head', head(pooled))
-
-    def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
-        """Returns the position encodings of the class token, if the model has one, and then of all patches."""
-        d_model = self.config.d_model
-        position = self.config.position
-        if position == 'learned':
-            init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('position', 'embed'))
-            return self.param('positions', init, (tokens, d_model), jnp.float32, unbox=True)
-        if position == 'sinusoidal':
-            return jnp.pad(grid_sinusoids(counts, d_model), ((tokens - math.prod(counts), 0), (0, 0)))
-        return jnp.zeros((tokens, d_model))

@@ -21,7 +21,7 @@ from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
 
 from configs.options import DEFAULTS
-from model import Params
+from model import Params, parameter_count
 from model.adapters import ADAPTERS, merged
 from run_directory.initial import InitialValues
 from runtime.errors import UserError, did_you_mean, first_names
@@ -110,11 +110,9 @@ class Tuning(NamedTuple):
     def describe(self, params: Params) -> str:
         """Returns a log line with the numbers of trained and frozen parameters, or '' if all parameters are trained."""
         labels, leaves = jax.tree.leaves(self.labels(params)), jax.tree.leaves(params)
-        numbers = {label: sum(math.prod(leaf.shape) for its_label, leaf in zip(labels, leaves, strict=True)
-                              if its_label == label)
-                   for label in (TRAINED, FROZEN)}
-        trained, frozen = f'{numbers[TRAINED]:,}', f'{numbers[FROZEN]:,}'
-        return f'{trained} parameters are trained, {frozen} are frozen' if numbers[FROZEN] else ''
+        trained = sum(math.prod(leaf.shape) for label, leaf in zip(labels, leaves, strict=True) if label == TRAINED)
+        frozen = parameter_count(params) - trained
+        return f'{trained:,} parameters are trained, {frozen:,} are frozen' if frozen else ''
 
     def restrict(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         """Returns `optimizer`, restricted to trained parameters. Frozen parameters have no update, decay or state."""

@@ -133,8 +133,6 @@ def test_lines_of_two_columns(translating, generating):
             list(score_all(translating, iter(lines), options, 'in.tsv'))
     parts = score_all(generating, iter(['a', '']), options, '-')
     assert [output.text for part in parts for output in part] == ['a', '']
-    with pytest.raises(UserError, match='--prefixes applies only to translation'):
-        translate_all(generating, iter(['a']), options, '-')
 
 
 def test_a_target_longer_than_a_translation_is_named(translating):

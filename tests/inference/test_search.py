@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.search import IMPOSSIBLE, Vocabulary, beam_search, filter_logits, largest, length_penalty, sample
+from inference.search import IMPOSSIBLE, Beam, Sample, Vocabulary, advance, filter_logits, largest, length_penalty
 from model.cache import Cache
 from model.language_model import LanguageModel
 from model.transformer import Transformer
@@ -66,6 +66,15 @@ def every_hypothesis(sentence, limit, alpha, cut=False):
     return sorted(found, reverse=True)
 
 
+def run(kind, decode_step, *begin, **settings):
+    """Runs the search `kind(**settings)` to its end. `begin` are the arguments of its method `begin`."""
+    search = kind(**settings)
+    return search.found(advance(search, decode_step, search.begin(*begin), search.max_length))
+
+
+sample, beam_search = functools.partial(run, Sample), functools.partial(run, Beam)
+
+
 def run_beam(beam, alpha=0.6, n_best=1, limits=(LENGTH,) * BATCH, cut=False, patience=0.0):
     search = functools.partial(beam_search, decode_step, vocabulary=VOCABULARY, max_length=LENGTH, beam=beam,
                                alpha=alpha, n_best=n_best, cut=cut, patience=patience)
@@ -76,7 +85,7 @@ def run_sample(num_samples=1, limits=(LENGTH,) * BATCH, seed=0, **options):
     keys = jax.random.split(jax.random.key(seed), BATCH)
     search = functools.partial(sample, decode_step, vocabulary=VOCABULARY, max_length=LENGTH,
                                num_samples=num_samples, **options)
-    return jax.jit(search)(empty_cache(num_samples), START, jnp.array(limits), keys=keys)
+    return jax.jit(search)(empty_cache(num_samples), START, jnp.array(limits), keys)
 
 
 def tokens_of(row):
