@@ -20,8 +20,8 @@ help:  ## Show the targets
 
 $(VENV)/bin/uv:
 	$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install --quiet uv || { echo "uv: pip could not install it, for the reason above. Without \
-	uv and the lock file: $(VENV)/bin/python -m pip install --editable '.[test]' && touch $(VENV)/installed" >&2; exit 1; }
+	@$(VENV)/bin/python -m pip install --quiet uv || { echo "pip could not install uv, for the reason above. To install \
+	without uv and the lock file, run $(VENV)/bin/python -m pip install --editable '.[test]' && touch $(VENV)/installed" >&2; exit 1; }
 
 $(VENV)/installed: pyproject.toml requirements.lock | $(VENV)/bin/uv
 	$(INSTALL) '.[$(EXTRAS)]'
@@ -30,7 +30,8 @@ $(VENV)/installed: pyproject.toml requirements.lock | $(VENV)/bin/uv
 demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, and look at the attention
 	$(VENV)/bin/python train.py --config=configs/demo.py --workdir=$(DEMO)
 	$(VENV)/bin/python decode.py --workdir=$(DEMO) --split=test --checkpoint=best
-	@# No sentence of the built-in corpus has a backslash, so the table holds each as it is: docs/decoding.md.
+	@# No sentence of the built-in corpus has a backslash, so the cells of the table are the unchanged sentences:
+	@# docs/decoding.md.
 	@cut -f1 $(DEMO)/results/test.tsv > $(DEMO)/test.txt
 	@(grep -m1 -E '^[A-Z][a-z]+day, .* and ' $(DEMO)/test.txt; head -4 $(DEMO)/test.txt) > $(DEMO)/sample.txt
 	@$(VENV)/bin/python decode.py --workdir=$(DEMO) --input=$(DEMO)/sample.txt --pictures=$(DEMO)/pictures > $(DEMO)/sample.out
@@ -39,7 +40,7 @@ demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, 
 test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
 
-test-all: $(VENV)/installed  ## Run also the tests that take minutes, such as those of several processes
+test-all: $(VENV)/installed  ## Run also the slow tests, such as tests with several processes
 	$(VENV)/bin/python -m pytest -m 'not browser'
 
 test-slow: $(VENV)/installed  ## Run only the slow tests, except those of make test-interchange
@@ -60,7 +61,7 @@ interchange: $(VENV)/installed  ## Install PyTorch and the libraries that exchan
 test-interchange: interchange  ## Run the tests that need these libraries
 	$(VENV)/bin/python -m pytest -m interchange
 
-# In a separate environment, because every program that finds libtpu looks for a TPU when it starts, and complains.
+# libtpu needs a separate environment, because every program that finds libtpu looks for a TPU and logs a warning.
 test-plan:  ## Compile the recipes for TPUs, without one, and check their memory and traffic
 	$(MAKE) VENV=build/plan EXTRAS=test,plan build/plan/installed
 	build/plan/bin/python -m pytest -m 'slow or not slow' tests/plan
@@ -72,24 +73,24 @@ test-browser: $(VENV)/installed  ## Test the attention explorer in Chromium; pic
 
 lint: $(VENV)/installed  ## Check style, types and imports
 	$(INSTALL) '.[test,lint]'
-	@# All three, also if the first one reports something.
+	@# Runs all three checks, even if an earlier check fails.
 	@status=0; for check in 'ruff check .' pyright 'lint-imports --no-logo'; do \
 		echo "$$check"; $(VENV)/bin/$$check || status=1; done; exit $$status
 
 docs: $(VENV)/installed  ## Build the documentation into build/docs, and check its links
 	$(INSTALL) '.[test,docs]'
-	@# From nothing, for what was built before is not warned about again.
+	@# Builds from scratch, because Sphinx does not repeat the warnings about pages that are already built.
 	rm -rf build/docs build/doctrees docs/api
 	$(VENV)/bin/python -m sphinx -c docs -d build/doctrees --quiet --fail-on-warning . build/docs
 	cp build/docs/README.html build/docs/index.html
 	$(VENV)/bin/python docs/links.py
 	$(VENV)/bin/python docs/links.py build/docs
 
-# The notebooks open RUN, RNN_RUN and SWEEP. Without one of them, they train a small model.
+# The notebooks open RUN, RNN_RUN and SWEEP. If such a run is missing, a notebook trains a short run.
 notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
 	RUN=$(RUN) RNN_RUN=$(RNN_RUN) SWEEP=$(SWEEP) $(VENV)/bin/python -m notebooks.build
 
-# Only from the main index, because further indexes and folders often have some files of a version without the others.
+# Uses only the main index, because further indexes and folders often lack some of the files of a version.
 lock: $(VENV)/bin/uv  ## Write requirements.lock with today's versions
 	PIP_EXTRA_INDEX_URL= PIP_FIND_LINKS= $(UV) pip compile --quiet --upgrade --universal --python-version=3.11 --generate-hashes --no-annotate \
 		--custom-compile-command='make lock' --extra=test --extra=lint --extra=docs --extra=interchange --extra=browser \

@@ -87,7 +87,7 @@ def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) 
         raise UserError('this model has no attention weights to draw. Use a model with attention')
     kind = kind or ('cross' if 'cross' in weights else next(iter(weights)))
     if kind not in weights:
-        raise UserError(f'look: this model has attention of kind {", ".join(weights)}, not {kind!r}')
+        raise UserError(f'look: the model has no attention of kind {kind!r}. Use {", ".join(weights)}')
     return kind
 
 
@@ -357,7 +357,7 @@ def _over_series(axes, series, shade):
     axes.set_ylabel('value', fontsize=8)
     if shade is None:
         return None
-    # Shades without a hue, and none of them dark, so that the line of each channel is visible everywhere.
+    # Only light shades of grey are used, so that the line of each channel is visible everywhere.
     greys = LinearSegmentedColormap.from_list('greys', ['white', '0.65'])
     return axes.imshow(shade.reshape(1, -1), cmap=greys, vmin=0, aspect='auto',
                        extent=(*axes.get_xlim(), *axes.get_ylim()))
@@ -417,7 +417,8 @@ def _installed_families() -> dict[int, str]:
         if not re.search('Last ?Resort|Color Emoji', entry.name):
             files.setdefault(entry.name, entry.fname)
     families = {}
-    for family in sorted(files, key=lambda name: ('Sans' not in name, name), reverse=True):  # the last family wins
+    # later families replace earlier ones
+    for family in sorted(files, key=lambda name: ('Sans' not in name, name), reverse=True):
         with contextlib.suppress(OSError, RuntimeError):  # a file that was removed or is damaged
             families.update(dict.fromkeys(FT2Font(files[family]).get_charmap(), family))
     return families

@@ -68,7 +68,9 @@ def different_options(runs: Sequence[RunRecord], saved: Sequence[Overrides]) -> 
 
 
 def split_of_report(runs: Sequence[RunRecord], split: str, *, given: bool) -> str:
-    """Returns the split of a report on finished runs: `split` or, if it was not given, the only split with results.
+    """Returns the split of a report on finished runs: `split`, or the only split with results.
+
+    The only split with results is used if --split was not given and `split` has no results.
 
     Args:
       runs: the runs of the sweep.
@@ -76,7 +78,8 @@ def split_of_report(runs: Sequence[RunRecord], split: str, *, given: bool) -> st
       given: whether --split was given. Otherwise `split` is its default.
 
     Raises:
-      UserError: if no run has scores of `split`, or if --split is missing and only several other splits have results.
+      UserError: if `split` is neither 'train', 'validation', 'test' nor a split with results. Also if --split was not
+        given, `split` has no results, and several other splits have results.
     """
     splits = {'train', 'validation', 'test'}.union(*(run.results for run in runs))
     if split not in splits:

@@ -184,7 +184,7 @@ def chosen_peers(libraries: Mapping[str, str]) -> list[str]:
     unsupported = [peer for peer in chosen if peer in TYPES and TYPES[peer] not in supported]
     if unsupported and PEERS.value:
         raise UserError(f'--peers={unsupported[0]}: on this processor, CTranslate2 does not support '
-                        f'{TYPES[unsupported[0]]}. Remove it')
+                        f'{TYPES[unsupported[0]]}. Remove this peer')
     return [peer for peer in chosen if peer not in unsupported]
 
 

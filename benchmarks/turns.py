@@ -172,7 +172,8 @@ def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) 
 def check_precision(precision: str, dtype: str) -> None:
     """Raises UserError if --matmul_precision has no effect, because the dtype is not float32."""
     if precision != 'default' and dtype != 'float32':
-        raise UserError(f'--matmul_precision={precision} has no effect with the dtype {dtype}. Remove it')
+        raise UserError(f'--matmul_precision={precision} has no effect with the dtype {dtype}. Remove '
+                        '--matmul_precision')
 
 
 @contextlib.contextmanager

@@ -25,8 +25,8 @@ from configs.options import DEFAULTS
 from configs.versions import read_config_file
 from runtime.errors import UserError
 
-# These options of config.train are reset to their defaults, because they describe how RUN was trained: with which
-# teacher, with which initial vocabulary, and which of its parts were trained.
+# These options of config.train are reset to their defaults, because they describe the training of RUN: its
+# teacher, its initial vocabulary and its trained parts.
 NOT_TAKEN_OVER = ('teacher', 'teacher_checkpoint', 'teacher_weight', 'init_vocabulary', 'frozen', 'lora_rank',
                   'lora_alpha', 'lora_parts')
 

@@ -37,7 +37,8 @@ class Option:
       only: {other option: the values for which this option is used}. It is empty if this option is always used.
       resume: None if a run cannot resume with a new value of this option. Otherwise, a text that describes the effect
         of a new value, or '' if there is nothing to describe. A text also means that the new value does not change the
-        parameters at any step. If a new value changes the scores that choose the best checkpoint, the text mentions it.
+        parameters at any step. If a new value changes the scores that choose the best checkpoint, the text
+        states this.
     """
     name: str
     default: Value
@@ -130,9 +131,9 @@ OPTIONS = (
            OneOf(('sinusoidal', 'learned', 'rotary', 'relative', 'alibi', 'none')), STACKS),
     Option('model.rotary_base', 10000.0, 'rotary: the slowest pairs turn by about 1 / base radians per position',
            Between(1, 1e12), ROTARY),
-    Option('model.rotary_scaling', 'none', "rotary: adaptation to longer texts; 'linear': all pairs turn slower, "
-           "'llama3': only the slow pairs turn slower", OneOf(('none', 'linear', 'llama3')), ROTARY),
-    Option('model.rotary_factor', 1.0, 'rotary: factor by which pairs turn slower', Between(1, 1_000_000),
+    Option('model.rotary_scaling', 'none', "rotary: adaptation to longer texts; 'linear': all pairs turn more slowly, "
+           "'llama3': only the slow pairs turn more slowly", OneOf(('none', 'linear', 'llama3')), ROTARY),
+    Option('model.rotary_factor', 1.0, 'rotary: factor by which pairs turn more slowly', Between(1, 1_000_000),
            ROTARY | {'model.rotary_scaling': ('linear', 'llama3')}),
     Option('model.rotary_original_length', 8192, 'rotary: length in tokens of the training texts before the scaling',
            Between(1, 1_000_000_000), ROTARY | {'model.rotary_scaling': ('llama3',)}),

@@ -95,7 +95,7 @@ class _Pipe(Iterator[bytes]):
         try:
             part = os.read(self._descriptor, 2 ** 16)
         except OSError as error:
-            raise UserError(f'stdin cannot be read: {error.strerror}') from None
+            raise UserError(f'stdin cannot be read: {error.strerror}. Use --input=FILE') from None
         if not part:
             self._ended = True
             self._lines.extend([b''.join(self._rest)] if self._rest else [])

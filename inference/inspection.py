@@ -33,7 +33,7 @@ from model.places import argument_of, axes_of, observing
 from runtime.errors import UserError
 
 MOST_GB = 4.0  # default limit for the size of all captured values
-ROWS = 64  # number of texts that the model reads at a time
+ROWS = 64  # maximum number of texts that the model reads at a time
 
 Answerer = Translator | Generator | Predictor
 # A cache {module: {shapes of its arguments: shapes at its places}}. Computing the shapes takes up to a second. Equal

@@ -143,7 +143,7 @@ class Run:
       config: the resolved config of the first run. It has the dtype that `load` received, if any.
       checkpoint: a list with the step of the loaded checkpoint. If several checkpoints are averaged, the list has the
         step of each. For an ensemble, there is such a list for each run.
-      model: a Translator, Generator or Predictor, with the module and its parameters.
+      model: a Translator, Generator, Predictor or Forecaster, with the module and its parameters.
       options: the search options of the config.
       edits: the edits of the model (see `edited`), beginning with config.train.edits.
     """

@@ -176,7 +176,8 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
         try:
             rows = read_table(path)
         except (OSError, ValueError) as error:
-            raise UserError(f'--compare={workdir}: {path} cannot be read: {error}') from None
+            raise UserError(f'--compare={workdir}: {path} cannot be read: {error}. Score that run again with '
+                            'decode.py --split') from None
         if [tuple(row[:2]) for row in rows] == list(pairs) and {len(row) for row in rows} == {3}:
             return [row[2] for row in rows]
     name = split if split in ('train', 'validation') else 'test'  # in the other run, the set may have another name

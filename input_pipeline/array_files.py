@@ -74,7 +74,7 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
     if kind == IDX_IMAGES and parts.names:  # as in all earlier versions
         parts = Parts(('validation',), validation_share, last=True)
 
-    grey = functools.cache(all_grey)  # only of this data set, because images may be replaced before the next one
+    grey = functools.cache(all_grey)  # a separate cache for each data set, because images may change
 
     def read(split: str) -> Examples:
         options = {IMAGES: {'size': image_size, 'all_grey': grey}, 'csv': {'missing': missing}}.get(kind, {})
@@ -155,7 +155,7 @@ def read_idx_file(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
     begins = bytes([0, 0, 8, axes])
     if content[:4] != begins:
         raise UserError(f'{path} is not an IDX file of unsigned bytes with {axes} axes: it begins with '
-                        f'{content[:4].hex() or "nothing"} instead of {begins.hex()}')
+                        f'{content[:4].hex() or "nothing"} instead of {begins.hex()}. Download the file again')
     header = 4 + 4 * axes
     lengths = [int.from_bytes(content[i:i + 4], 'big') for i in range(4, header, 4)]
     expected = header + math.prod(lengths)

@@ -278,7 +278,8 @@ def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, st
     def cells() -> Iterator[tuple[int, dict[str, str]]]:
         for line, row in rows:
             if len(row) != len(header):
-                raise UserError(f'{path}:{line}: the line has {len(row)} columns, but the header has {len(header)}')
+                raise UserError(f'{path}:{line}: the line has {len(row)} columns, but the header has {len(header)}. '
+                                'Write one cell for each column')
             yield line, dict(zip(header, row, strict=True))
 
     return header, cells()
@@ -345,5 +346,5 @@ def _number(text: str, where: str, hint: str = USE_MEAN) -> float:
             hint = ''
         raise UserError(f'{where} is {text!r}, not a number{hint}')
     if not abs(float(text)) < FLOAT32_END:
-        raise UserError(f'{where} is {text!r}, which exceeds 3.4e38, the maximum of float32')
+        raise UserError(f'{where} is {text!r}, which exceeds 3.4e38, the maximum of float32. Use a larger unit')
     return float(text)

@@ -223,7 +223,8 @@ def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:
         for number, line in enumerate(read_lines(files[0]), 1):
             columns = line.split('\t')
             if len(columns) != 2:
-                raise UserError(f'{files[0]}:{number}: {len(columns)} columns instead of 2 (source TAB target)')
+                raise UserError(f'{files[0]}:{number}: {len(columns)} columns instead of 2 (source TAB target). '
+                                'Separate source and target by one tab')
             yield columns[0], columns[1]
         return
     for source, target in itertools.zip_longest(*map(read_lines, files)):

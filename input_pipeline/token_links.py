@@ -27,7 +27,7 @@ class TokenLinks:
 
     def matrix(self, row: int | np.integer, source: UInt32[np.ndarray, ' source'],
                target: UInt32[np.ndarray, ' target']) -> Bool[np.ndarray, 'target source']:
-        """Returns whether each target token is linked to each source token of a row."""
+        """Returns a mask [target, source] of a row: True where a target token is linked to a source token."""
         (sources, source_words), (targets, target_words) = (
             words_of_tokens(self._tokenizers[side], tokens, text)
             for side, tokens, text in zip(SIDES, (source, target), self._pairs[int(row)], strict=True))

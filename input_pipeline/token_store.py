@@ -169,7 +169,7 @@ def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], setti
         nonempty = (text for text in texts() if text.strip())
         first = next(nonempty, None)
         if first is None:
-            raise UserError(f'the training split has no text: {origin}')
+            raise UserError(f'the training split has no text: {origin}. Use files with text')
         train_tokenizer(itertools.chain([first], nonempty), **options).save(folder / 'tokenizer.model')
 
     folder = cache / 'tokenizers' / _digest(origin | options)
@@ -198,7 +198,8 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} pairs with an empty side and '
                         f'{stats["dropped_long"]} with more than config.data.max_length={max_length} tokens, including '
-                        f'the end token, were dropped. The split was read from {corpus.fingerprint(split)}')
+                        f'the end token, were dropped. The split was read from {corpus.fingerprint(split)}. Use other '
+                        'files, or increase config.data.max_length')
     return store
 
 
@@ -220,7 +221,7 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
              f'tokens; dropped {stats["dropped_empty"]} documents without text')
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} documents without text were dropped. '
-                        f'The split was read from {documents.fingerprint(split)}')
+                        f'The split was read from {documents.fingerprint(split)}. Use files with text')
     return store
 
 

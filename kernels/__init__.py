@@ -1,1 +1,1 @@
-"""Fast implementations of operations, mostly for one CPU. They compute the same values as plain implementations."""
+"""Faster versions of functions of `model/`, mostly for programs on one CPU device. They compute the same values."""

@@ -6,13 +6,13 @@
 # First, run `pip install -e . 'jax[tpu]'` on every VM. Without libtpu, every VM would start its own training on CPUs, in the
 # same RUN.
 #
-# The VMs of a slice find each other. RUN and config.cache_dir must then be on a file system that all VMs share. If train.py
+# JAX detects all VMs of a slice. For several VMs, RUN and config.cache_dir must be on a shared file system. If train.py
 # ends with status 75 or is killed, this script starts it again, at most RESTARTS times (100), and training resumes from the
 # newest checkpoint. After SIGTERM or SIGINT to this script, train.py saves a checkpoint and ends, and the script ends, too.
 #
 # When a script stops starting train.py, it writes the last status and the name of the VM to the file .RUN.ended beside RUN.
-# On all other VMs, train.py has then lost a process and ends. Their scripts read the file and end with the same status,
-# because the first VM does not return. If the disk is full, the file is empty, which stands for status 2.
+# On all other VMs, train.py has then lost a process and ends. The scripts on these VMs read the file and end with the same
+# status, because the first VM does not start train.py again. If the disk is full, the file is empty, which means status 2.
 cd "$(dirname "$0")/.." || exit 2
 
 run='' previous=''
@@ -55,7 +55,7 @@ for ((start = 0; start <= ${RESTARTS:-100}; start++)); do
   ((start == 0)) || echo "train.py ended with $status: starting it again" >&2
   start_child "${PYTHON:-python}" train.py "$@"
   before=none
-  while [[ $before != "$stopped" ]]; do  # a signal ends `wait` early; its status is then not that of train.py
+  while [[ $before != "$stopped" ]]; do  # a signal ends `wait` early; the status of wait is then not the status of train.py
     before=$stopped
     wait "$child"
     status=$?

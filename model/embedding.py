@@ -107,4 +107,5 @@ def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) 
         raise ValueError(f'share_embeddings={sharing!r} must be one of {", ".join(SHARING)}')
     if sharing == 'all' and source_vocab_size != target_vocab_size:
         raise ValueError(f'share_embeddings=all needs one vocabulary, but the source has '
-                         f'{source_vocab_size} pieces and the target has {target_vocab_size}')
+                         f'{source_vocab_size} pieces and the target has {target_vocab_size}. Use '
+                         'share_embeddings=target')

@@ -116,7 +116,7 @@ def neighbourhoods(images: Float[Array, 'batch height width channels'],
 
     The result has the shape [batch, height / stride, width / stride, 9 channels], in the order of rows, columns and
     channels. Pixels outside the image are zeros. A dense layer on these values is a convolution with kernels of 3 x 3
-    pixels and padding 1. On CPUs, its gradients are faster than those of XLA's convolution.
+    pixels and padding 1. On CPUs, its gradients are faster than the gradients of XLA's convolution.
     """
     _, height, width, _ = images.shape
     padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -146,13 +146,16 @@ def check_stem(space: tuple[int, ...], patch: int | tuple[int, ...], d_model: in
 class ConvolutionalStem(nn.Module):
     """An embedding of image patches by convolutions, instead of by one product (Xiao et al. 2021, arXiv:2106.14881).
 
-    Each convolution has 3 x 3 pixels and is followed by a norm and a ReLU. The first has stride 1. The others have
-    stride 2: they halve the image until one vector per patch remains, and double the width up to d_model. A linear
-    layer (a convolution of 1 x 1 pixels) is the last. So the vector of a patch also depends on pixels around the patch.
-    The paper reports that models with such a stem learn in fewer epochs. Two things differ from the paper. Its first
-    convolution has stride 2, but small images lose details that way (the residual networks for CIFAR-10 also begin with
-    stride 1: He et al. 2016, arXiv:1512.03385, section 4.2). And it uses batch norm, while this stem uses the norm of
-    the blocks, so that examples do not depend on their batch.
+    Each convolution of 3 x 3 pixels is followed by a norm and a ReLU. The first convolution has stride 1. The remaining
+    convolutions have stride 2: they halve the image until one vector per patch remains, and double the width up to
+    d_model. At the end, a linear layer (a convolution of 1 x 1 pixels) computes the vectors of the patches. Because the
+    convolutions overlap, a vector also depends on pixels around its patch. The paper reports that models with such a
+    stem learn in fewer epochs.
+
+    This stem differs from the paper in two points. First, the first convolution of the paper has stride 2, but small
+    images lose details with this stride (the residual networks for CIFAR-10 also begin with stride 1: He et al. 2016,
+    arXiv:1512.03385, section 4.2). Second, the paper uses batch norm. This stem uses the norm of the blocks, so that
+    examples do not depend on their batch.
 
     Attributes:
       config: options of config.model.

@@ -76,8 +76,9 @@ class PositionalEncoding(nn.Module):
     def __call__(self, positions: Int[AnyArray, '*positions'], length: int) -> Float[Array, '*positions d_model']:
         """Returns the encodings of `positions`. A learned table must have at least `length` rows.
 
-        `length` is a number above all positions. A step of decoding does not know its position before it runs, so it
-        passes 0, and the table is not checked. The caller limits the number of steps by `length_limit` of the model.
+        `length` is a number above all positions. In a step of decoding, the position is not known when the program is
+        compiled. So `length` is 0, and the table is not checked. The caller limits the number of steps by
+        `length_limit` of the model.
 
         Raises:
           ValueError: if a learned table is shorter than `length`, or the scheme is unknown.

@@ -2,9 +2,9 @@
 # # Additive and dot-product attention
 #
 # A recurrent encoder-decoder without attention has to represent a sentence by one vector. [Bahdanau, Cho and
-# Bengio](https://arxiv.org/abs/1409.0473) gave the decoder access to all encoder states, and let it learn where to
-# look. Two years later, *Attention Is All You Need* dropped the recurrence and kept the attention. This notebook
-# compares the two models, trained on the same sentences with the same vocabulary.
+# Bengio](https://arxiv.org/abs/1409.0473) gave the decoder access to all encoder states. The decoder learns to which
+# states it attends. Two years later, *Attention Is All You Need* dropped the recurrence and kept the attention. This
+# notebook compares the two models, trained on the same sentences with the same vocabulary.
 #
 # | | RNNsearch (2015) | Transformer (2017) |
 # | --- | --- | --- |

@@ -151,7 +151,8 @@ allyouneed.attention_figure(weights[None], sentence, sentence, ['self-attention 
 # %% [markdown]
 # ## 4. Queries, keys and values
 #
-# Three matrices separate what a word looks for (query), how it is found (key) and what it passes on (value):
+# Three matrices compute three vectors for each word. The query of a word is compared with the keys of all words, and
+# the output is a weighted mean of the values:
 #
 # $$Q = X W_q \qquad K = X' W_k \qquad V = X' W_v$$
 #
@@ -271,8 +272,8 @@ agree(weights['look-ahead'], softmax(by_hand))
 allyouneed.attention_figure(np.stack([*weights.values()]), sentence, sentence, [*weights])
 
 # %% [markdown]
-# Without the mask, information about later words leaks. We change the last word and print which outputs change: with
-# the mask only the last one, without it all outputs.
+# Without the mask, information about later words leaks. We change the last word and print which outputs change. With
+# the mask, only the last output changes. Without the mask, all outputs change.
 
 # %%
 changed_key, changed_value = key.copy(), value.copy()
@@ -408,4 +409,5 @@ plt.show()
 #
 # The Transformer of `model/transformer.py` combines all these parts, adds a feed-forward network after each attention,
 # and stacks several layers. [`open_a_run`](open_a_run.ipynb) shows what the heads of a trained model attend to.
-# [`additive_vs_dot_product`](additive_vs_dot_product.ipynb) compares it with the attention of 2015.
+# [`additive_vs_dot_product`](additive_vs_dot_product.ipynb) compares the Transformer with RNNsearch, the attention
+# model of 2015.

@@ -6,8 +6,8 @@
 # no chat and no instruction: only text that looks like the training text.
 #
 # The models here are small, so do not expect much. This notebook shows how to measure whether the examples help. The
-# model is the one of `configs/stdlib_lm.py`, which has read the source code of Python's standard library. To open
-# another language model: `LM_RUN=runs/mine jupyter lab`. If there is no run in `runs/stdlib_lm`, a short one is
+# model is a run of the recipe `configs/stdlib_lm.py`. It was trained on the source code of Python's standard library.
+# To open another language model: `LM_RUN=runs/mine jupyter lab`. If there is no run in `runs/stdlib_lm`, a short one is
 # trained now, in some minutes. The outputs below are from a run of 250 steps, which is far too short.
 
 # %%
@@ -81,7 +81,7 @@ for count in 0, 2, 4:
 
 # %% [markdown]
 # In the outputs above, examples do not help: this model does not learn the task from them. Without examples, it is
-# right twice as often as guessing. With four examples, it is only as good as guessing, perhaps because it repeats what
-# it has read, and an answer of another question is always wrong. 24 prompts are few: a difference of 0.1 may be chance.
-# Brown et al. report that few-shot accuracy grows with the size of the model. The models of that paper have 125 million
-# to 175 billion parameters.
+# right twice as often as guessing. With four examples, it is right as often as guessing. A possible reason is that the
+# model repeats the answers of the examples. These answers are always wrong, because the examples never contain the
+# question. 24 prompts are few: a difference of 0.1 may be chance. Brown et al. report that few-shot accuracy grows with
+# the size of the model. The models of that paper have 125 million to 175 billion parameters.

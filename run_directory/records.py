@@ -82,7 +82,10 @@ def finished_at(workdir: Path, config: ConfigDict) -> int | None:
 
 
 def finished_message(step: int, config: ConfigDict) -> str:
-    """Returns the message that a run is finished at `step`. If config.train.steps is higher, it contains the reason."""
+    """Returns the message that a run is finished at `step`.
+
+    If config.train.steps is higher, the message also gives the reason: eval.patience has ended the training.
+    """
     reason = '' if step >= config.train.steps else (
         f', because {EVALUATED}{config.eval.metric} has not improved for {config.eval.patience} evaluations. To '
         'continue, raise config.eval.patience')

@@ -1,4 +1,4 @@
-"""Every script: its message about a mistake in the command line, and its exit status."""
+"""Every script: the messages and exit statuses for wrong command lines."""
 
 import os
 import pathlib

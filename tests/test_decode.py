@@ -1,4 +1,4 @@
-"""decode.py: lines in and lines out, scores, mistakes, and the logged times."""
+"""decode.py: input and output lines, scores, error messages, and the times in the log."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""--flagfile. The tables of tests/bad_inputs have its mistakes."""
+"""--flagfile. The tables of tests/bad_inputs contain the cases with wrong files of flags."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Imports run downward only: the contracts of pyproject.toml, and the modules of one file that they do not cover."""
+"""Packages import only lower packages: the contracts of pyproject.toml, and modules that are single files."""
 
 import ast
 import re

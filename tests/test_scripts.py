@@ -1,4 +1,4 @@
-"""The command line, as a user meets it: train, resume, decode, and every mistake of the bad-input list."""
+"""The scripts as a user runs them: train, resume, decode, and run directories of unknown origin."""
 
 import io
 import json

@@ -1,7 +1,7 @@
 """Runs of earlier versions open, decode and resume.
 
-tests/runs/first.tar.gz is a run directory as the first version wrote it, stopped at step 6, with its data beside it and
-the scores that the version itself gave: a translator of 1+1 layers that reverses what it reads, or would.
+tests/runs/first.tar.gz contains a run directory of the first version, stopped at step 6, the data of the run, and the
+scores that this version computed. The model is a translator of 1+1 layers. Its task is to reverse the source.
 """
 
 import dataclasses

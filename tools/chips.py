@@ -50,8 +50,9 @@ class Chip:
       flops: the peak rate of bfloat16 matrix products, in operations per second.
       memory: the size of the device's memory in bytes.
       bandwidth: bytes per second between the device's memory and its cores.
-      link: bytes per second of one link of the torus, summed over both directions. A chip sends as many bytes per
-        second over its two links along one axis. For a GPU, the bytes per second that NVLink sends.
+      link: bytes per second of one link of the torus, summed over both directions. A chip has two links along an
+        axis, and sends this number of bytes per second over both links together. For a GPU, the bytes per second that
+        NVLink sends.
       network: bytes per second of a chip's share of the network between slices, or between machines with GPUs.
       axes: the number of axes of the torus. A collective over several axes uses the links of all these axes. 0 means
         GPUs that are connected by a switch.

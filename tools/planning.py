@@ -228,7 +228,7 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
     if not fitting:
         smallest = min(plans, key=lambda plan: plan.train.peak)
         raise too_large(smallest.config, topology, length, smallest.train.peak)
-    log.info('%d of %d candidates fit by formula. The best:', len(fitting), len(plans))
+    log.info('%d of %d candidates fit according to the formula. The best:', len(fitting), len(plans))
     for plan in fitting[:10]:
         best = plan.bounds
         log.info('  %s tokens/s, %.0f %% of peak (%s): %s', f'{plan.tokens / best.seconds:,.0f}', 100 * best.share,
@@ -244,8 +244,8 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
         if len(finished) == count:
             break
     if not finished:
-        raise TooLarge(f'{topology}: all {len(fitting)} candidates that fit by formula were compiled, and none fits. '
-                       'The log has the reason for each candidate. Use more or larger chips, or reduce '
+        raise TooLarge(f'{topology}: all {len(fitting)} candidates that fit according to the formula were compiled, '
+                       'and none fits. The log has the reason for each candidate. Use more or larger chips, or reduce '
                        'config.model.d_model, config.model.num_layers or the batch'
                        + ('. If only the step of beam search is too large, use --nodecode' if decode else ''))
     return min(finished, key=seconds_per_token)

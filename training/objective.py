@@ -3,7 +3,7 @@
     objective(apply, params, batch, key) -> Sums
 
 `apply(params, inputs, key) -> (outputs, sown)` makes one forward pass of the module (`model.evaluation.forward`).
-Dropout is drawn from `key`; if `key` is None there is no dropout. Keywords override attributes of the module in this
+Dropout is drawn from `key`; if `key` is None, there is no dropout. Keywords override attributes of the module in this
 pass: `apply(params, inputs, key, word_dropout=0.05)`. For a module over a vocabulary, `whole(outputs)` returns the
 logits.
 

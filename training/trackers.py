@@ -3,8 +3,8 @@
 Both packages are optional dependencies and off by default. A tracker finds its server and account in its usual
 settings, such as WANDB_MODE=offline, WANDB_API_KEY and MLFLOW_TRACKING_URI. RUN/trackers.json contains the id of the
 run in each tracker, so that a resumed training continues the same run in the tracker. A resumed training repeats some
-steps with the same results. Metrics that the tracker already has are not sent again. An offline run of W&B does not
-know its last step, so the last step is taken from RUN/metrics.jsonl and RUN/trackers.json.
+steps with the same results. Metrics that the tracker already has are not sent again. W&B does not
+return the last step of an offline run, so the last step is taken from RUN/metrics.jsonl and RUN/trackers.json.
 """
 
 import html

@@ -114,21 +114,21 @@ function bars(pairs, className = '') {
 function fillDetail(active, weights, seen) {
   if (!active) {
     return $('detail').replaceChildren(element('h2', {}, 'Token'), item().picture
-      ? 'Where all look, on average. Choose a patch to see where it looks.'
-      : 'Choose a token to see where it looks, or who looks at it.',
-      ...(view.attention.written ? [element('h3', {}, 'Underlined: tokens that the model was unsure of.')] : []));
+      ? 'The mean attention of all queries. Choose a patch to see its attention.'
+      : 'Choose a token to see the tokens that it attends to, or the tokens that attend to it.',
+      ...(view.attention.written ? [element('h3', {}, 'Underlined: tokens with a low probability.')] : []));
   }
   const group = view[active.side][active.index];
   const most = [...weights.keys()].filter(index => weights[index] > 0).sort((one, other) => weights[other] - weights[one]).slice(0, 5);
   const about = [element('strong', {}, isolated(group[0] || BLANK)),
-    element('h3', {}, active.side === 'queries' ? 'looks at' : 'is looked at by'),
+    element('h3', {}, active.side === 'queries' ? 'attends to' : 'receives attention from'),
     bars(most.map(index => [view[seen][index][0] || BLANK, weights[index]]))];
   if (active.side === 'queries') {
     for (const place of pieceNumbers(group[1], group[2])) {
       const predicted = prediction(place);
       if (!predicted) continue;
       const [piece, probability, alternatives] = predicted;
-      about.push(element('h3', {}, isolated(spelled(piece)), ` had probability ${percent(probability)}; instead of it`),
+      about.push(element('h3', {}, isolated(spelled(piece)), ` has probability ${percent(probability)}. Alternatives:`),
         bars(alternatives.slice(0, group[2] - group[1] > 1 ? 2 : 5).map(([other, share]) => [spelled(other), share]), 'doubt'));
     }
   }
@@ -265,7 +265,7 @@ function moveCursor(active) {
   Object.assign($('cursor').style, {left: `${x - 1}px`, top: `${y - 1}px`, width: `${width + 1}px`, height: `${height + 1}px`});
   if (active.key === undefined) return;
   const [query, key] = [view.queries[active.index][0] || BLANK, view.keys[active.key][0] || BLANK];
-  $('cell').append(isolated(query), ' looks at ', isolated(key), ': ',
+  $('cell').append(isolated(query), ' attends to ', isolated(key), ': ',
     element('span', {class: 'number'}, percent(view.weights[active.index][active.key])));
 }
 

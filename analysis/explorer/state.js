@@ -9,7 +9,7 @@ const BLANK = '␣';
 const $ = id => document.getElementById(id);
 const data = JSON.parse($('data').textContent);
 const state = {item: 0, kind: null, layer: null, head: MEAN, merged: false, pinned: null, pointed: null};
-let wanted = 0;        // the item that is shown or about to be
+let wanted = 0;        // the index of the item that is shown or being loaded
 let view = null;       // what is on the screen, or null: {attention, queries, keys, weights, columns, lined}; see draw()
 
 function element(tag, attributes = {}, ...children) {

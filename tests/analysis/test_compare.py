@@ -1,4 +1,4 @@
-"""Runs side by side, from directories that were written by hand; and the output of show_run for them."""
+"""Comparisons of runs, from run directories that the tests write, and the state that each run has."""
 
 import csv
 import io

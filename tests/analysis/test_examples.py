@@ -1,4 +1,4 @@
-"""Examples use a trained run; if it does not exist, the scripts train one and log this."""
+"""Runs of notebooks: an existing run is opened, and a missing run is trained by the scripts."""
 
 import pytest
 

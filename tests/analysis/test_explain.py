@@ -1,4 +1,4 @@
-"""What the explorer's page is made of, without a browser: tests/browser looks at the page itself."""
+"""The data of the explorer's page, without a browser. tests/browser tests the page in a browser."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""What pictures show."""
+"""The contents of pictures."""
 
 import errno
 import functools

@@ -60,15 +60,15 @@ def test_a_chosen_token_shows_where_it_looks_and_what_else_it_might_have_been(op
         assert named == [SOURCE[place].replace('▁', '') or '␣' for place in np.argsort(-cross[3])[:5]]
         shares = list(map(share, texts(page, '#detail .bars:not(.doubt) span')))
         np.testing.assert_allclose(shares, np.sort(cross[3])[:-6:-1], atol=PRECISION)
-        assert 'had probability 69.0 %' in page.locator('#detail').inner_text()
+        assert 'has probability 69.0 %. Alternatives:' in page.locator('#detail').inner_text()
         assert page.locator('#detail .doubt bdi').all_text_contents() == ['autre', HOSTILE.strip()]
         widths = page.evaluate(
             "[...document.querySelectorAll('#lines path')].map(path => +path.getAttribute('stroke-width'))")
         expected = [0.6 + 5.4 * weight for weight in np.sort(cross[3])[::-1] if weight >= 0.005]
         np.testing.assert_allclose(widths, expected, atol=5.4 / 255)
         picture(page, 'chosen')
-        page.locator('#keys .token').nth(4).hover()  # a column: who looks at it
-        assert 'is looked at by' in page.locator('#detail').inner_text()
+        page.locator('#keys .token').nth(4).hover()  # a column: the tokens that attend to it
+        assert 'receives attention from' in page.locator('#detail').inner_text()
         np.testing.assert_allclose(list(map(share, texts(page, '#detail .bars span'))), np.sort(cross[:, 4])[:-6:-1],
                                    atol=PRECISION)
         assert texts(page, '#answers td') == ['-0.5', '-1.5', explanation.texts[1][1], '-0.9', '-2.5', 'autre']
@@ -114,7 +114,7 @@ def test_the_keyboard_reaches_everything(opened):
         press('ArrowRight', 'ArrowRight', 'ArrowLeft')
         assert focused() == 'uz'
         press('ArrowUp')
-        assert focused() == '1' and 'is looked at by' in page.locator('#detail').inner_text()
+        assert focused() == '1' and 'receives attention from' in page.locator('#detail').inner_text()
         press('l')
         assert page.locator('#shown').inner_text() == 'layer 1, mean of the heads'
         assert focused() == '1'  # the token stays
@@ -237,7 +237,7 @@ def test_no_line_runs_behind_a_token(opened, width):
 
 
 def test_a_long_text_on_a_phone_is_a_paragraph(opened):
-    """What a token looks at is shaded, without lines that would run behind all others."""
+    """The tokens that a token attends to are shaded, without lines that would run behind all others."""
     row = [f'▁word{place}' for place in range(79)] + ['</s>']
     with opened([translation(1, row, row)], width=375) as page:
         page.locator('#queries .token').nth(2).click()

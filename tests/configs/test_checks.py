@@ -1,4 +1,4 @@
-"""Recipes are possible; what is impossible is refused with its key."""
+"""Checks of configs: all recipes are valid, and the message about a wrong value names the option."""
 
 import dataclasses
 import importlib
@@ -280,11 +280,16 @@ def test_every_bound_holds(key, value):
 def test_every_number_has_a_bound_and_every_word_its_choices():
     free = {'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name', 'data.file', 'data.feature',
             'data.splits.train', 'data.splits.validation', 'data.splits.test',
-            'train.teacher', 'train.teacher_checkpoint', 'train.init_from',  # the other run determines the choices
-            'train.guided_head',  # a rule does
-            'train.frozen', 'train.lora_parts', 'train.edits', 'track.places',  # the model does
-            'track.wandb', 'track.mlflow',  # their servers do
-            'eval.metric'}  # the task does
+            # the run directory determines the allowed values
+            'train.teacher', 'train.teacher_checkpoint', 'train.init_from',
+            # a rule checks the value
+            'train.guided_head',
+            # the model determines the allowed values
+            'train.frozen', 'train.lora_parts', 'train.edits', 'track.places',
+            # any name is allowed
+            'track.wandb', 'track.mlflow',
+            # the task determines the allowed values
+            'eval.metric'}
     assert {option.name for option in OPTIONS if isinstance(option.allowed, Text)} == free
     kinds = {Between: (int, float), Fraction: float, OneOf: str, Text: str, Switch: bool}
     for option in OPTIONS:

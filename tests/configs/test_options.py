@@ -1,4 +1,4 @@
-"""The tables of options and tasks describe the code, and the page of all options has the texts of the tables."""
+"""The tables of options and tasks match the code, and docs/options.md matches the tables."""
 
 import inspect
 import re

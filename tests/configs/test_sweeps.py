@@ -1,4 +1,4 @@
-"""Grids: the words they are made with, the names of runs, and that ours are possible."""
+"""Sweeps: the functions that build them, the names of runs, and a check that our sweeps are valid."""
 
 import importlib
 import pathlib

@@ -1,4 +1,4 @@
-"""Lines are answered as they come: from a slow pipe one by one, from a fast one in large batches, typed at a prompt."""
+"""Arriving lines: a slow pipe gives single lines, a fast pipe gives large batches, and a prompt gives typed lines."""
 
 import collections
 import contextlib

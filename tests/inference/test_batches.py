@@ -1,4 +1,4 @@
-"""Batches that finished sentences leave, against a search of each sentence alone: plain Python, teacher forcing."""
+"""Batches that drop finished sentences, compared with a separate search for each sentence, in plain Python."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Edits at places: searches and teacher forcing agree under them, and each edit has its documented effect."""
+"""Edits at places: searches and teacher forcing with edits agree, and each edit has its documented effect."""
 
 import copy
 import dataclasses

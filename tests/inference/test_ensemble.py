@@ -1,4 +1,4 @@
-"""Several models as one: the mean of their probabilities, in every search and through the command line."""
+"""Ensembles: the mean of the probabilities of several models, in every search and through the command line."""
 
 import functools
 import json

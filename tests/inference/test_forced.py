@@ -1,4 +1,4 @@
-"""What is given and not found: log-probabilities of translations and texts, against float64 sums of each alone."""
+"""Log-probabilities of given translations and texts, compared with float64 sums for each text separately."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The scores of a search are those of the model with teacher forcing, which is one pass without a cache."""
+"""The log-probabilities that searches report, compared with teacher forcing, in one pass without a cache."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Predictor.predict: the allowed inputs of a notebook, and the messages about all other inputs."""
+"""Predictor.predict: the inputs that it accepts, and the messages about all other inputs."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Prefixes and words to avoid: each search against one in plain Python over whole texts, by teacher forcing."""
+"""Prefixes and words to avoid: each search, compared with a search in plain Python over whole texts."""
 
 import dataclasses
 import functools

@@ -229,7 +229,7 @@ def test_a_layer_and_a_head_are_chosen(look, kind, panels):
 
 
 @pytest.mark.parametrize('weights, look, message', [
-    (WEIGHTS, 'decoder', "attention of kind encoder, cross, not 'decoder'"), (WEIGHTS, 'cross:3', "no layer '3'"),
+    (WEIGHTS, 'decoder', "no attention of kind 'decoder'. Use encoder, cross"), (WEIGHTS, 'cross:3', "no layer '3'"),
     (WEIGHTS, 'cross:1:4', "no head '4'. Use a number from 1 to 3"), (WEIGHTS, 'cross:x', "no layer 'x'"),
     (WEIGHTS, 'cross:1:1:1', r'must be KIND\[:LAYER\[:HEAD\]\]'), ({}, '', 'no attention weights')])
 def test_attention_that_does_not_exist_cannot_be_chosen(weights, look, message):

@@ -1,4 +1,4 @@
-"""The line discipline of decoding: whatever the lines are, one answer each, in order, and bounded memory."""
+"""Answers to lines of any content: one answer for each line, in the order of the lines, with bounded memory."""
 
 import dataclasses
 import io

@@ -1,4 +1,4 @@
-"""The batch plan: every sentence once an epoch, within the budget, and the same whoever asks."""
+"""The batch plan: every sentence once per epoch, at most batch.tokens tokens, and the same batches for any process."""
 
 import itertools
 import types

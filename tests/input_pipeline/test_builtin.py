@@ -1,4 +1,4 @@
-"""The built-in corpus: the texts of CLDR, one target to a source, the same on every machine."""
+"""The built-in corpus: texts as in CLDR, one target for each source, and the same corpus on every machine."""
 
 import datetime
 import json
@@ -37,7 +37,7 @@ def test_date_as_cldr_writes_it():
 def test_spaces_of_cldr_are_kept(pairs):
     characters = set(''.join(source + target for source, target in pairs))
     assert {'\u00a0', '\u202f'} <= characters
-    assert not characters & set('\n\r\t\\')  # so a table of answers holds each sentence as it is
+    assert not characters & set('\n\r\t\\')  # so a table of answers contains the unchanged sentences
 
 
 def no_break(text):

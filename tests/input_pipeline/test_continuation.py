@@ -1,4 +1,4 @@
-"""A prompt and its continuation are the text of their tokens together, to the character."""
+"""A prompt and its continuation together equal the decoded text of all their tokens, character for character."""
 
 import pytest
 

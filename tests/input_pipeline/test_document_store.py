@@ -1,4 +1,4 @@
-"""The token store of documents: what goes in comes out, and is read once."""
+"""The token store of documents: the decoded documents are unchanged, and the documents are read only once."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Documents from files, TFDS and the standard library: their boundaries, the messages, the contents of splits."""
+"""Documents from files, TFDS and the standard library: their boundaries, the splits, and error messages."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Simulated series: the integrator against exact solutions, and what the data must not give away."""
+"""Simulated series: the integrator compared with exact solutions, and properties that must not reveal the class."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Windows of series for forecasting: the cut by time, the scale of errors, tables, and errors of users."""
+"""Windows of series for forecasting: the division by time, the scale of errors, tables, and error messages."""
 
 import dataclasses
 

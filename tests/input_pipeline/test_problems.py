@@ -1,4 +1,4 @@
-"""All problems of a config's data are reported at once, before any work; correct data has no problems."""
+"""Problems of the data: all problems are reported together before any work; valid data causes no message."""
 
 import gzip
 import re

@@ -1,4 +1,4 @@
-"""A large text becomes the same store, to the bit, whoever builds which of its shards."""
+"""A large text gives the same token store, bit for bit, no matter which process builds which shard."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Text files, TFDS datasets on disk: the pairs that are read, the messages, and the differences of fingerprints."""
+"""Text files and TFDS datasets on disk: the pairs that are read, error messages, and fingerprints."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""The token store: what goes in comes out, once built it stays, and nothing half-built is ever opened."""
+"""The token store: decoded rows are unchanged, a store is built once, and an incomplete store is never opened."""
 
 import errno
 import fcntl
@@ -167,7 +167,7 @@ def test_failed_build_leaves_nothing(tokenizers, tmp_path):
     assert list(tmp_path.glob('tokenizers/*')) == []
 
 
-# Both processes are in the middle of learning, and then of writing, before either goes on.
+# Both processes are in the middle of learning, and then of writing, before one of the two continues.
 BUILDER = """
 import json, pathlib, sys, time
 from ml_collections import ConfigDict
@@ -203,7 +203,7 @@ def test_two_processes_at_once_both_succeed(tmp_path):
     assert len(stores(tmp_path)) == len(list((tmp_path / 'tokenizers').iterdir())) == 1
 
 
-# Prints a line in the middle of writing, and then waits.
+# Reports that it is in the middle of writing, and then waits.
 STUCK = """
 import pathlib, sys, time
 from input_pipeline.token_store import open_store
@@ -274,7 +274,7 @@ def test_a_file_system_without_locks_will_do(tokenizers, tmp_path, monkeypatch):
     (tmp_path / 'tokens' / 'x.building-y').mkdir(parents=True)
     (tmp_path / 'tokens' / 'x.building-y' / 'lock').touch()  # every builder makes it, also where it cannot be locked
     assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
-    assert len(stores(tmp_path)) == 2  # who knows whether somebody builds there
+    assert len(stores(tmp_path)) == 2  # another process may be building this folder
 
 
 def test_a_cache_that_cannot_be_written_is_explained(tokenizers, tmp_path):

@@ -1,4 +1,4 @@
-"""The tokenizer: lossless for every string, the same on every machine, and clear about vocabularies that cannot be."""
+"""The tokenizer: lossless for every string, the same on every machine, and clear messages about impossible sizes."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Windows of documents: every token a target once an epoch, nothing across documents, the same whoever asks."""
+"""Windows of documents: each token is a target once per epoch, and all processes get the same batches."""
 
 import itertools
 from collections import Counter

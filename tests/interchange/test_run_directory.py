@@ -1,4 +1,4 @@
-"""An imported model is a run like any other: it answers, and is trained further. What is wrong is named."""
+"""An imported model is a run: it gives answers and can be trained further. Messages name a wrong file or field."""
 
 import json
 import shutil

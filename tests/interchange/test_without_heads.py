@@ -1,4 +1,4 @@
-"""Runs without some of their heads: the outputs are those of the run with these heads set to zero."""
+"""Runs without some of their heads: the outputs equal the outputs of the run with these heads set to zero."""
 
 import numpy as np
 import pytest

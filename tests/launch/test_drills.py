@@ -1,4 +1,4 @@
-"""What happens to a job of many processes when one of them is lost, and that the next start makes up for it.
+"""Jobs of several processes in which one process is lost: how the job ends, and how the next start resumes.
 
 Each drill prints its line (DRILL ...) of the table in docs/distributed.md:
 
@@ -22,9 +22,9 @@ from runtime.stopping import STOPPED
 from tests.jobs import Job
 from tests.scripts import parameters, train_arguments
 
-STEPS, EVERY = 225, 15  # of the run, which must not end before the fault, and between checkpoints
-SOON = 90  # seconds in which a broken connection is noticed, also on a busy machine
-LATE = HEARTBEAT + 120  # in which silence is
+STEPS, EVERY = 225, 15  # steps of the run, which must not end before the fault; steps between checkpoints
+SOON = 90  # seconds in which a broken connection is detected, also on a busy machine
+LATE = HEARTBEAT + 120  # seconds in which a missing heartbeat is detected
 
 pytestmark = pytest.mark.slow
 
@@ -191,7 +191,7 @@ def test_a_network_that_is_cut(data, cache, whole, tmp_path):
           f'{messages[0]} / {messages[1]} -> {seconds:.1f} s -> {resumed}', flush=True)
 
 
-# One process of two fails where the other goes on, before the first step.
+# One of two processes fails before the first step, and the other process continues.
 ALONE = '''
 import sys, runpy
 import run_directory.checkpoints as checkpoints

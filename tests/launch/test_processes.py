@@ -1,6 +1,6 @@
-"""What two processes decide together: when they start, which checkpoint they use, and how they end.
+"""Decisions that two processes make together: when they start, which checkpoint they use, and how they end.
 
-With faults in one of them only. `make test-slow` runs what takes more than a few seconds.
+Each test has a fault in only one process. `make test-slow` runs the tests that take more than a few seconds.
 """
 
 import json
@@ -72,7 +72,7 @@ def whole(tmp_path_factory, cache):
     return folder / 'run'
 
 
-# How they meet
+# The start
 
 @pytest.mark.slow
 @pytest.mark.parametrize('count, numbers, patience, status, message', [
@@ -142,7 +142,7 @@ def programs(cache):
     return {path.name for path in (cache / 'xla').iterdir() if path.name.endswith('-cache')}
 
 
-# Which checkpoint they use
+# The checkpoint from which a job resumes
 
 def without_steps(source, copy, *removed):
     subprocess.run(['cp', '-r', source, copy], check=True)
@@ -228,7 +228,7 @@ compiled.Compiled.train = other
     assert steps(run) == [3, 4]
 
 
-# How they end
+# The end
 
 @pytest.mark.slow
 def test_a_process_that_is_lost_during_the_restore_leaves_no_checkpoint_damaged(whole, cache, tmp_path):

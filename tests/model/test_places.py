@@ -1,4 +1,4 @@
-"""Places: they add nothing to a program, and are the values that they name."""
+"""Places: they do not change a compiled program, and the value at a place is the value that the place names."""
 
 import functools
 import hashlib

@@ -1,4 +1,4 @@
-"""Every notebook runs from its source, and what is committed beside it is that source, with outputs."""
+"""Every notebook runs from its source, and the committed .ipynb file contains the same cells, with outputs."""
 
 import importlib.util
 import json

@@ -1,8 +1,8 @@
-"""Recipes compiled for TPUs that are not here (`make test-plan`), each within its budget of memory and traffic.
+"""Recipes that are compiled for TPUs (`make test-plan`), each within its budget of memory and traffic.
 
-A change that makes a plan worse fails. One that makes it better, or must make it worse for a reason, changes
-tests/plan/budgets.json and gives the reason. One layer stands for all layers, because they are alike. Plans without a
-budget have to compile.
+If a change makes a figure smaller, or makes it larger for a good reason, change the budget in tests/plan/budgets.json,
+and give the reason. The models have one layer of each kind, because all layers are alike. A plan without a budget only
+has to compile.
 """
 
 import json

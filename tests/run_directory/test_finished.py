@@ -1,4 +1,4 @@
-"""A finished run is known from its records: nothing is read, compiled or imported to report it."""
+"""A finished run is recognised from its records. To report it, nothing is read, compiled or imported."""
 
 import json
 import shutil

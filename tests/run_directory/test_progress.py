@@ -1,4 +1,4 @@
-"""What is due after a step, how patience ends, and what a checkpoint holds of all that."""
+"""The actions that are due after a step, the effect of eval.patience, and the progress in a checkpoint."""
 
 import json
 import subprocess

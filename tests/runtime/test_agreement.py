@@ -1,4 +1,4 @@
-"""Losses of other processes, as this process sees them. For real processes see tests/launch/test_processes.py."""
+"""The loss of other processes, tested in a single process. tests/launch/test_processes.py tests real processes."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Files of the user's: whole or as they were, unwritable ones found at once, faults of their own Python files."""
+"""Files of the user: atomic writes, early errors for paths that cannot be written, and errors in Python files."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Locks on files: who holds one, who inherits it, and what happens where there are none."""
+"""Locks on files: which process holds a lock, which processes inherit it, and file systems without locks."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Processes that meet before JAX connects them, as threads."""
+"""Checks of processes before JAX connects them. In these tests, threads take the place of processes."""
 
 import os
 import re

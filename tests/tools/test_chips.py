@@ -45,7 +45,7 @@ def test_between_slices_the_network_counts():
     one = Collective('all-reduce', 'data+fsdp', 8, 8e9, 1)
     within, between = 0.75 * 8e9 / 1.8e11, 8e9 / 4 * 0.5 / 3.125e9
     assert link_seconds([one], topology, mesh) == pytest.approx(2 * (within + between))
-    # Along fsdp alone nothing leaves a slice; along data alone all does.
+    # With only fsdp, no bytes leave a slice. With only data, all bytes leave the slice.
     assert link_seconds([Collective('all-gather', 'fsdp', 4, 8e9, 1)], topology, mesh) == pytest.approx(within)
     assert link_seconds([Collective('all-reduce', 'data', 2, 8e9, 1)], topology, mesh) == pytest.approx(
         2 * 8e9 * 0.5 / 3.125e9)

@@ -308,7 +308,8 @@ def test_a_search_skips_only_candidates_that_are_too_large(monkeypatch):
     with pytest.raises(UserError, match='another mistake'):
         planning.search(small(), topology)
     errors += [TooLarge('too large')] * 2
-    with pytest.raises(TooLarge, match='v5e:2x2: all 2 candidates that fit by formula were compiled, and none fits'):
+    with pytest.raises(TooLarge, match='v5e:2x2: all 2 candidates that fit according to the formula were compiled, and '
+                                       'none fits'):
         planning.search(small(), topology)
 
 
@@ -323,7 +324,7 @@ def test_a_search_by_formula_compiles_nothing():
     done = plan('--config=configs/demo.py', '--topology=v5e:1x1', '--search', '--formula', '--json',
                 *(f'--config.model.{name}' for name in ('num_layers=1', 'd_model=32', 'd_ff=64', 'num_heads=4')))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)['by'] == 'formula' and 'candidates fit by formula. The best:' in done.stderr
+    assert json.loads(done.stdout)['by'] == 'formula' and 'fit according to the formula. The best:' in done.stderr
 
 
 @pytest.mark.slow

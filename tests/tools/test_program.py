@@ -1,4 +1,4 @@
-"""Traffic and collectives, read off programs: some written by hand, some that XLA compiled for 8 CPUs."""
+"""Traffic and collectives of compiled programs: some programs are written by hand, and XLA compiled the others."""
 
 import functools
 

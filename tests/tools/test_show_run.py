@@ -1,4 +1,4 @@
-"""python -m tools.show_run: its output about a run's curves."""
+"""python -m tools.show_run: the evaluations, the layout of the summary, and files that a training deletes."""
 
 import math
 import pathlib

@@ -1,4 +1,4 @@
-"""The exponential moving average of the parameters: what it is, that it follows the state, that it is what answers."""
+"""The moving average of the parameters: its definition, its place in the state, and its use in evaluations."""
 
 import contextlib
 import json
@@ -80,7 +80,8 @@ def test_an_update_that_is_left_out_leaves_it_too(accumulate):
 @pytest.mark.parametrize('mode', [Mode(data=4, mode='pmap'), Mode(fsdp=4), Mode(data=2, fsdp=2, tensor=2),
                                   Mode(accumulate=4)], ids=str)
 def test_it_is_the_same_on_every_mesh_and_lies_as_the_parameters_do(mode):
-    # Adam divides a gradient by its size: one of rounding error alone would become a whole step with eps 1e-9.
+    # Adam divides a gradient by its size: a gradient that is only a rounding error would become a whole step with
+    # eps 1e-9.
     (expected, _), (state, _) = (train(compiled(each, optimizer=optimizer_of(eps=1e-3))) for each in (Mode(), mode))
     assert average_of(state).updates == 4
     jax.tree.map(lambda found, wanted: np.testing.assert_allclose(found, wanted, atol=1e-5),

@@ -1,4 +1,4 @@
-"""A training under edits: the model learns with them, has them afterwards, and resumes bit for bit."""
+"""Training with edits: the edits apply during and after the training, and a resumed run is equal bit for bit."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Guided alignment: its loss in NumPy, its links in batches, and what is refused."""
+"""Guided alignment: the loss compared with NumPy, the links in batches, and configs that are refused."""
 
 import functools
 import json

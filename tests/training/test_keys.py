@@ -1,4 +1,4 @@
-"""Random keys: no two seeds and no two uses may share one, neighbouring seeds least of all: sweeps take these."""
+"""Random keys: different seeds and different purposes never share a key, not even the adjacent seeds of sweeps."""
 
 import flax.linen as nn
 import jax

@@ -1,4 +1,4 @@
-"""What every device holds while train.py runs: one state, and while an evaluation lasts the gathered parameters."""
+"""The arrays that each device holds during train.py: one state, and in an evaluation also the gathered parameters."""
 
 import collections
 import gc

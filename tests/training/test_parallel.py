@@ -1,4 +1,4 @@
-"""However the work is spread over eight devices, the same comes out. For many processes see tests/launch."""
+"""Every way to divide the work among eight devices gives the same result. tests/launch tests several processes."""
 
 import contextlib
 import dataclasses

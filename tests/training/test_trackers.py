@@ -1,4 +1,4 @@
-"""Weights & Biases offline, MLflow with its file of SQLite; and trackers that are not there, or fail."""
+"""Weights & Biases offline, MLflow with a SQLite file, and trackers that are missing or fail."""
 
 import json
 import shutil

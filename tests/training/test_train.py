@@ -105,7 +105,7 @@ def test_a_malformed_config_of_an_existing_run_is_explained(tmp_path, cache):
 
 @pytest.mark.slow
 def test_a_config_of_another_class_is_refused(tmp_path):
-    # In a process of its own, for the annotations that tests check would refuse it first.
+    # This runs in a separate process, because the checks of annotations in the tests would reject the config first.
     program = f"""
 import inference
 from runtime.errors import UserError

@@ -1,4 +1,4 @@
-"""Fine-tuning: what stays, what is trained, what adapters are, and what is taken from another run."""
+"""Fine-tuning: frozen and trained parameters, adapters, and the parameters that come from another run."""
 
 import contextlib
 import json
