@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from analysis import inside
 from analysis.attribution import METHODS, Attribution, agreement, attribute
 from analysis.passes import text_of
 from inference.edits import Edit
@@ -203,6 +204,15 @@ def test_agreement_is_the_tau_of_kendall(by):
     np.testing.assert_allclose(agreement([one, other]), [[1, 4 / 6], [4 / 6, 1]])  # 5 pairs agree, and 1 does not
     with pytest.raises(UserError, match='the attributions belong to different texts'):
         agreement([one, by('rollout')])
+
+
+def test_the_picture_of_an_attribution_has_a_row_for_each_predicted_token(monkeypatch):
+    contributions = Attribution('one', ['a', 'b'], ['<s>', 'x'], ['x', 'y'], np.arange(8.0).reshape(4, 2))
+    monkeypatch.setattr(inside, 'attribute', lambda *_: contributions)
+    axes = inside.attribution(None, inside.AnalysisRequest()).figure.axes[0]
+    assert axes.images[0].get_array().tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ['x', 'y']
+    assert [label.get_text() for label in axes.get_xticklabels()] == ['a', 'b', '<s>', 'x']
 
 
 def test_an_unknown_method_names_the_nearest(run):

@@ -49,6 +49,12 @@ def test_runs_side_by_side_as_a_table_and_a_picture(tmp_path):
     table = as_table(found).splitlines()
     assert len(table) == 3 and '100.00 [100.00, 100.00]' in table[1] and table[2].startswith('11-20')
     axes, = buckets_figure(found).axes
+    for line, row in zip(axes.containers, found.values(), strict=True):
+        points, _, (bars,) = line
+        scores = [bucket.scores['bleu'] for bucket in row]
+        np.testing.assert_allclose(points.get_ydata(), [score for score, _, _ in scores])
+        ends = [(min(score, low), max(score, high)) for score, low, high in scores]
+        np.testing.assert_allclose([bar[:, 1] for bar in bars.get_segments()], ends)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(map(str, runs))
     assert buckets(str(runs[0])) == buckets([str(runs[0])]), 'a single run needs no list'
     for show in as_table, buckets_figure:

@@ -338,6 +338,9 @@ def test_the_summary_of_show_run_fits_on_one_screen(tmp_path):
     [run] = load_runs(tmp_path)
     summary = dict(describe(run))
     assert len(sum(summary.values(), [])) < 24
+    assert summary['run'] == [f'{tmp_path}/run: finished']
+    assert summary['task'] == ['translation, en -> fr, the built-in data']
+    assert summary['model'] == ['transformer, 2 layers, d_model 128, d_ff 512, 4 heads, pre-norm, rotary positions']
     assert summary['config'] == ['configs/demo.py', '  model.norm=pre', '  optimizer.warmup=30', '  train.steps=100']
     assert summary['progress'] == ['step 100 of 100, epoch 2.0, 1,075 tokens per second',
                                    'validation at step 100: bleu 20, loss 0.8', 'best bleu: 20 at step 100']

@@ -1,11 +1,13 @@
 """Gates of attention heads: 0 removes a head, importance is the gradient, and no score compiles a program."""
 
 import copy
+import types
 
 import numpy as np
 import pytest
 
 from analysis import heads as module
+from analysis import inside
 from analysis.heads import (
     GatedHeads,
     pruning_curve,
@@ -16,6 +18,7 @@ from analysis.heads import (
     shuffled,
     without_head,
 )
+from configs import demo
 from inference.options import SearchOptions
 from inference.translate import Translator
 from runtime.errors import UserError
@@ -113,6 +116,21 @@ def test_scores_without_each_head_and_the_pruning_curve(heads, monkeypatch):
     np.testing.assert_allclose(curves['encoder']['by importance'], [[0, 1], [4, 0.96], [8, 0.92]], atol=1e-6)
     lines = pruning_figure(curves).axes[2].lines  # of cross-attention
     np.testing.assert_allclose(lines[0].get_ydata(), [1, -0.04, -0.08], atol=1e-6)
+
+
+def test_pruning_ranks_the_heads_by_the_first_half_of_the_pairs_and_scores_the_second_half_greedily(monkeypatch):
+    pairs, calls = [(f'source {row}', f'target {row}') for row in range(5)], []
+
+    def curves(heads, scored, options, by):
+        calls.append((scored, options.method, by))
+        return {'cross': {'by importance': [(0, 1.0)]}}
+
+    monkeypatch.setattr(inside, 'examples', lambda *_: pairs)
+    monkeypatch.setattr(inside, 'GatedHeads', lambda run: None)
+    monkeypatch.setattr(inside, 'pruning_curves', curves)
+    result = inside.pruning(types.SimpleNamespace(config=demo.get_config()), inside.AnalysisRequest())
+    assert calls == [(pairs[2:], 'greedy', pairs[:2])]
+    assert result.table.split() == ['cross', 'by', 'importance', '0:', '1.0']
 
 
 def test_the_axis_of_a_pruning_figure_has_a_length_if_all_scores_are_0():

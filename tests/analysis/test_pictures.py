@@ -60,8 +60,11 @@ def test_a_picture_over_an_example_has_a_scale_of_its_colours(shape, grid):
         assert shade.get_clim() == bar.get_ylim() == pytest.approx((0, largest))
         assert bar.get_ylabel() == 'weight'
     assert np.ptp(mean.images[-1].get_array()) == 0
+    np.testing.assert_allclose(head.images[-1].get_array(), np.atleast_2d(np.linspace(0, 1 / 3, 6).reshape(grid)))
     assert not example.child_axes
-    if len(shape) == 2:  # the shade covers the series from edge to edge, and hides no line
+    if len(shape) == 3:  # row 0 of the patches is at the top of the image
+        assert tuple(head.images[-1].get_extent()) == (-0.5, 5.5, 3.5, -0.5) and head.images[-1].origin == 'upper'
+    else:  # the shade covers the series from edge to edge, and hides no line
         darkest = np.array(head.images[0].cmap(1.0)[:3])
         assert all(np.linalg.norm(darkest - to_rgb(line.get_color())) > 0.5 for line in head.lines)
         assert tuple(head.images[0].get_extent()) == (*head.get_xlim(), *head.get_ylim()) and head.get_xlim() == (0, 12)
@@ -173,6 +176,17 @@ def test_the_numbers_of_many_heads_do_not_overlap(layers, heads, largest):
             axes.texts, axes.get_xticklabels(), axes.get_yticklabels()))
         assert max(box.width for box in [*numbers, *columns]) < width
         assert max(box.height for box in [*numbers, *rows]) < height
+
+
+def test_negative_numbers_of_a_matrix_are_red_and_positive_numbers_are_blue():
+    values = np.array([[-2, 0.5, 0], [1, 0, 0.25]])
+    for shown, lowest in (values, -2), (abs(values), 0):
+        image, = matrix_figure(shown, ['a', 'b'], ['c', 'd', 'e'], 'value').axes[0].images
+        np.testing.assert_array_equal(image.get_array(), shown)
+        assert image.get_clim() == (lowest, 2)
+        for value in {lowest, 2} - {0}:
+            red, _, blue, _ = image.to_rgba(value)
+            assert (red - blue if value < 0 else blue - red) > 0.2
 
 
 @pytest.mark.parametrize('columns, label, axis_labels', [

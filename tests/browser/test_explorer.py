@@ -36,6 +36,10 @@ def test_every_layer_and_head_of_every_kind_is_shown_unchanged(opened):
         for each in explanation.attention:
             page.locator('#kinds label', has_text=each.kind).click()
             assert texts(page, '#keys .token') == [piece.replace('▁', '') or '␣' for piece in each.keys]
+            queries, keys = each.titles
+            assert texts(page, '#query-title, #key-title') == [keys, queries]  # the keys are above the queries
+            title = f'Rows: {queries} (queries). Columns: {keys} (keys). '
+            assert page.locator('#matrix-title').inner_text().startswith(title)
             for layer, head in itertools.product(range(3), ['mean', 1, 2]):
                 name = f'layer {layer + 1}, {head if head == "mean" else f"head {head}"}'
                 page.get_by_role('button', name=name, exact=True).click()
@@ -159,6 +163,7 @@ def test_a_tap_shows_the_weight_of_a_cell(opened):
         page.locator('#matrix').tap(position={'x': x, 'y': y})
         weight = explanation.attention[0].weights[-1].mean(0)[1, 2]
         assert share(page.locator('#cell .number').inner_text()) == pytest.approx(weight, abs=PRECISION)
+        assert page.locator('#cell').inner_text().startswith('uz looks at 2: ')
 
 
 def test_a_page_without_explanations_has_nothing_to_show(opened):
@@ -438,6 +443,21 @@ def test_images_and_series(opened):
         page.locator('#patches .token').nth(7).click()
         assert page.locator('#detail strong').inner_text() == 'window 8'
         picture(page, 'series')
+
+
+def test_only_the_picture_of_a_series_has_the_full_width(opened):
+    """An image may have a single row of patches, like a series."""
+    def explanation(number, title):
+        names = [f'{title} {place}' for place in range(4)]
+        return Explanation(number, [('value', '1.5')],
+                           [attention('encoder', names, names, (title, title), False, number)], [], [],
+                           picture_of(np.zeros((4, 16, 3), np.uint8)), (1, 4))
+
+    with opened([explanation(1, 'patches'), explanation(2, 'windows')]) as page:
+        assert not page.locator('#figure.series').count()
+        page.keyboard.press('n')
+        page.wait_for_selector('#list li:nth-child(2) [aria-current=true]')
+        assert page.locator('#figure.series').count()
 
 
 @pytest.mark.parametrize('class_token', [False, True])

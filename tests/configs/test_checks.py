@@ -115,6 +115,7 @@ def test_base_is_possible():
     (REGRESSION | {'model.window': 2}, 'model.window'),
     ({'model.attention_kernel': 'fused', 'model.attention_dropout': 0.1}, 'model.attention_kernel'),
     ({'model.attention_kernel': 'fused', 'model.d_v': 32}, 'model.attention_kernel'),
+    ({'model.attention_kernel': 'fused', 'model.score': 'additive'}, 'model.attention_kernel'),
     ({'decode.temperature': 0.0}, 'decode.temperature'),
     ({'decode.top_p': 0.0}, 'decode.top_p'),
     ({'train.r_drop': 1.0, 'model.dropout': 0.0}, 'train.r_drop'),

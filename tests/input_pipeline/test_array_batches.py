@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from configs import digits_vit
 from input_pipeline.array_batches import ArrayPlan
+from input_pipeline.data import open_data
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import CLASSES, INPUTS, assert_filled_up, float64_standardised, image_data, in_memory
 
@@ -120,6 +122,16 @@ def test_any_number_of_devices_shares_a_batch(rows, shares, accumulate, processe
 def test_series_are_not_cropped(augmentation):
     with pytest.raises(UserError, match=r'data\.crop=\d and flip=\w+ are for images, but the inputs are series'):
         ArrayPlan(in_memory(INPUTS, CLASSES), 'train', rows=8, seed=0, **augmentation)
+
+
+def test_only_the_training_split_is_shuffled_and_augmented():
+    config = digits_vit.get_config()
+    config.update_from_flattened_dict({'seed': 3, 'batch.rows': 32, 'data.flip': True, 'data.mixup': 0.2})
+    data = open_data(config)
+    expected = ArrayPlan(data.arrays, 'train', rows=32, seed=3, crop=1, flip=True, mixup=0.2)
+    assert all(equal(data.plan('train').batch(step), expected.batch(step)) for step in (0, 50))
+    for split in 'validation', 'test':
+        assert equal(data.plan(split).batch(0), ArrayPlan(data.arrays, split, rows=32, seed=None).batch(0))
 
 
 def test_description():

@@ -210,10 +210,27 @@ def test_no_batch_is_padded_beyond_learned_positions():
     assert tokens == store.lengths('target').sum() + len(store)
 
 
-def test_no_batch_is_padded_beyond_the_maximum_length_of_a_sentence_if_there_is_a_teacher(monkeypatch):
+@pytest.mark.parametrize('options', [{'train.teacher': 'runs/teacher'},
+                                     {'model.position': 'learned', 'model.max_length': 27}])
+def test_no_batch_is_padded_beyond_the_positions_of_the_model_or_the_sentences_of_a_teacher(options, monkeypatch):
     """The teacher may have learned positions, even if the student has none."""
     config = wmt14_base.get_config()
-    config.data.max_length, config.train.teacher = 27, 'runs/teacher'
-    monkeypatch.setattr(data, 'open_store', lambda *_: Store([(26, 3), (5, 26), (1, 1)]))
-    pairs = types.SimpleNamespace(_config=config, _source=None, _cache=None, tokenizers={})
+    config.update_from_flattened_dict({'data.max_length': 27} | options)
+    pairs = pair_data(config, Store([(26, 3), (5, 26), (1, 1)]), monkeypatch)
     assert max(data.PairData.plan(pairs, 'train').bucket_lengths) == 27
+
+
+def test_training_batches_have_the_seed_and_the_buckets_of_the_config_and_other_splits_keep_their_order(monkeypatch):
+    config, store = wmt14_base.get_config(), random_store()
+    config.update_from_flattened_dict({'seed': 3, 'batch.tokens': 512, 'batch.buckets': 2})
+    pairs = pair_data(config, store, monkeypatch)
+    for split, seed in ('train', 3), ('validation', None), ('test', None):
+        plan, expected = data.PairData.plan(pairs, split), plan_of(store, 512, 2, seed)
+        assert len(plan) == len(expected)
+        assert all(equal(plan.batch(step), expected.batch(step)) for step in range(len(plan)))
+
+
+def pair_data(config, store, monkeypatch):
+    """Returns the attributes of PairData that `plan` uses. Every split has the token store `store`."""
+    monkeypatch.setattr(data, 'open_store', lambda *_: store)
+    return types.SimpleNamespace(_config=config, _source=None, _cache=None, tokenizers={})

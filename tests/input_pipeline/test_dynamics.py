@@ -33,6 +33,10 @@ def test_pendulum_swings_at_its_frequency():
                                atol=1e-5)
     data = open_arrays(options(source='builtin', name='pendulum'), labelled=False)
     assert data.targets('train').std(axis=0).min() > 0.1
+    angle, targets = data.inputs('train')[:, :, 0], data.targets('train')
+    peak = np.abs(np.fft.rfft(angle - angle.mean(axis=1, keepdims=True))).argmax(axis=1)
+    correlation = np.corrcoef(peak, targets, rowvar=False)[0, 1:]
+    assert correlation[0] > 0.7 and abs(correlation[1]) < 0.3
 
 
 @pytest.mark.slow

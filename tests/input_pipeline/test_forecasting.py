@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
+from configs import co2_forecast
 from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.array_files import read_inputs
 from input_pipeline.batches import Part
@@ -64,6 +66,16 @@ def test_batches_contain_the_targets_for_teacher_forcing():
     np.testing.assert_array_equal(following.reshape(8, 2), batch['targets'])
     step = (following[0, 1] - following[0, 0])[0]  # contexts and targets have the same scale
     np.testing.assert_allclose(np.diff(batch['inputs']['inputs'][0, :, 0]), step, rtol=1e-4)
+
+
+def test_batches_have_the_rows_and_the_seed_of_the_config():
+    config, data = co2_forecast.get_config(), object.__new__(SeriesData)
+    config.update_from_flattened_dict({'seed': 3, 'batch.rows': 8})
+    data._config, data.arrays = config, windows()
+    data._preprocessing = data.arrays.preprocessing
+    for split, seed in ('train', 3), ('validation', None):
+        expected = ArrayPlan(data.arrays, split, rows=8, seed=seed, following=True)
+        jax.tree.map(np.testing.assert_array_equal, data.plan(split).batch(0), expected.batch(0))
 
 
 def test_a_part_of_a_batch_without_examples_has_the_targets_for_teacher_forcing_too():

@@ -211,6 +211,20 @@ def test_builtin_fingerprint_follows_the_pairs(monkeypatch):
     assert BuiltinCorpus('en', 'fr', 0).fingerprint('train')['sha256'] == digests[0]
 
 
+def test_a_builtin_corpus_has_the_languages_and_the_seed_of_the_config(monkeypatch):
+    calls = []
+
+    def make_corpus(*languages, seed, writers):
+        calls.append((*languages, seed))
+        return {split: PAIRS for split in SPLITS}
+
+    monkeypatch.setattr('input_pipeline.builtin.make_corpus', make_corpus)
+    data = base.get_config().data
+    data.update(source='builtin', source_lang='de', target_lang='ja', seed=5)
+    assert open_corpus(data).fingerprint('train')['seed'] == 5
+    assert calls == [('de', 'ja', 5)]
+
+
 @pytest.mark.parametrize('kind, open_source', [
     (PairData, lambda: BuiltinCorpus('en', 'fr', 0)),
     (DocumentData, lambda: LibraryDocuments(pathlib.Path(json.__file__).parent))], ids=['pairs', 'documents'])

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from configs import shakespeare_char
 from configs.options import choices
 from input_pipeline.batches import Part, prefetch
+from input_pipeline.data import DocumentData
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 from input_pipeline.windows import WindowPlan, pack
@@ -183,6 +185,18 @@ def test_order_changes_with_epoch_and_seed(packing):
     # Not only the order of the rows changes: the rows also have different contents.
     contents = [{tuple(row['tokens']) for row in rows_of(batches)} for batches in epochs]
     assert len(contents[0] & contents[1]) < len(contents[0]) / 2
+
+
+@pytest.mark.parametrize('packing', PACKINGS)
+def test_batches_have_the_packing_the_sizes_and_the_seed_of_the_config(packing):
+    config, data = shakespeare_char.get_config(), object.__new__(DocumentData)
+    lengths = np.random.default_rng(0).integers(1, 30, 100).tolist()
+    data._config, data._stores = config, dict.fromkeys(('train', 'validation'), Store(lengths))
+    config.update_from_flattened_dict({'seed': 3, 'batch.rows': 4, 'data.context': 32, 'data.packing': packing})
+    for split, seed in ('train', 3), ('validation', None):
+        plan, expected = data.plan(split), plan_of(lengths, 4, 32, packing, seed)
+        assert len(plan) == len(expected)
+        assert all(equal(plan.batch(step), expected.batch(step)) for step in range(len(plan)))
 
 
 def test_phase_changes_with_the_epoch():

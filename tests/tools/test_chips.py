@@ -37,6 +37,8 @@ def test_an_all_reduce_of_a_ring():
     gather = Collective('all-gather', 'data', 2, 1.8e9, 1)
     assert link_seconds([gather], topology, mesh | {'data': 2}) == pytest.approx(0.5 * 1.8e9 / 9e10)
     assert link_seconds([one], parse_topology('v5e:1x4'), mesh) == pytest.approx(2 * 0.75 * 1.8e9 / 9e10)
+    permute = Collective('collective-permute', 'data', 4, 1.8e9, 1)  # one axis of 90 GB/s, in one of two directions
+    assert link_seconds([permute], topology, mesh) == pytest.approx(1.8e9 / 4.5e10)
 
 
 def test_between_slices_the_network_counts():

@@ -313,6 +313,24 @@ def test_a_search_skips_only_candidates_that_are_too_large(monkeypatch):
         planning.search(small(), topology)
 
 
+def test_a_search_compiles_the_best_candidates_by_formula_and_returns_the_fastest(monkeypatch):
+    monkeypatch.setattr(Recipe, 'flops', 1)
+    topology, compiled = parse_topology('v5e:2x2'), []
+    traffic = {1: 3e9, 2: 2e9, 4: 1e9}
+    plans = {accumulate: by_formula(small(train__accumulate=accumulate), topology) for accumulate in traffic}
+
+    def compile_plan(config, *arguments, **options):
+        compiled.append(number := config.train.accumulate)
+        train = dataclasses.replace(plans[number].train, traffic=traffic[number])
+        return dataclasses.replace(plans[number], train=train)
+
+    monkeypatch.setattr(planning, 'ranked', lambda *arguments: list(plans.values()))
+    monkeypatch.setattr(planning, 'devices_of', lambda topology: [])
+    monkeypatch.setattr(planning, 'compiled', compile_plan)
+    assert planning.search(small(), topology, count=2).config.train.accumulate == 2
+    assert compiled == [1, 2]
+
+
 @pytest.mark.skipif(bool(importlib.util.find_spec('libtpu')), reason='libtpu is there')
 def test_a_search_without_libtpu_is_an_error():
     with pytest.raises(UserError, match='--topology=v5e:4x4: compiling for a TPU needs libtpu'):
