@@ -19,7 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from inference import batches
 from inference.generate import Generator
 from inference.options import SearchOptions
-from inference.search import IMPOSSIBLE, Beam, Vocabulary, filter_logits
+from inference.search import IMPOSSIBLE, Beam, Sample, Vocabulary, filter_logits
+from inference.text import VOCABULARY
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, CharTokenizer
 from model.blocks import BlockConfig
@@ -190,6 +191,31 @@ def test_a_batch_shrinks_as_its_sentences_end_and_its_past_grows(monkeypatch):
     assert all(room >= 16 for count, room in zip(rows, keys, strict=True) if count <= 2)
     if max(len(hypotheses[0].tokens) for hypotheses in found) > 8:
         assert 2 in rows
+
+
+def test_samples_depend_on_the_seed_the_draw_and_the_number_of_the_sentence():
+    module, ones = RNNSearch(SIZE, SIZE, d_model=8, d_hidden=8), np.ones((1, 4), np.int32)
+    model = Translator(module, jax.jit(module.init)(jax.random.key(2), ones, ones)['params'],
+                       dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
+    options = SearchOptions(method='sample', extra_length=9, batch_size=4)
+
+    def samples(seed=0, draw=0, numbers=(0, 1, 2, 3)):
+        found = model.find_all([[4, 5, 6]] * 4, numbers, dataclasses.replace(options, seed=seed), draw)
+        return [hypotheses[0].tokens for hypotheses in found]
+
+    first = samples()
+    assert samples() == first and samples(numbers=(3, 2, 1, 0)) == first[::-1]
+    assert first != samples(seed=1) != samples(draw=1) != first
+
+
+def test_the_options_of_a_search_reach_it():
+    model = Translator(RNNSearch(SIZE, SIZE, d_model=8, d_hidden=8), {},
+                       dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
+    sampling = SearchOptions(method='sample', n_best=3, alpha=0.2, temperature=0.8, top_k=6, top_p=0.9)
+    assert model._settings(8, sampling) == Sample(VOCABULARY, 8, 3, 0.2, False, 0.8, 6, 0.9)
+    assert model._settings(8, SearchOptions(method='greedy')).temperature == 0
+    beam = SearchOptions(beam=5, n_best=2, alpha=0.2, patience=1.5)
+    assert model._settings(8, beam) == Beam(VOCABULARY, 8, 5, 0.2, 2, 1.5, False)
 
 
 def test_few_sentences_begin_with_a_larger_cache():

@@ -188,6 +188,18 @@ def test_prompt_and_continuation_are_the_text_of_their_tokens(kind, whole_docume
     assert read.source_tokens == [BOS] and read.text == tokenizer.decode(read.hypotheses[0].tokens)
 
 
+def test_each_window_of_a_continuation_has_a_draw_of_its_own(monkeypatch):
+    draws = []
+
+    def recorded(self, sources, numbers, options, draw=0, limits=None, begins=None):
+        draws.append((draw, list(numbers)))
+        return echo(self, sources, numbers, options, draw, limits)
+
+    monkeypatch.setattr(Parrot, 'find_all', recorded)
+    Parrot(context=8).generate(['ab'], SearchOptions(method='sample', extra_length=20), first=3)
+    assert draws == [(number, [3]) for number in range(5)]  # windows with 6, 4, 4, 4 and 2 new tokens
+
+
 def test_a_continuation_that_fits_no_window_is_refused_for_a_beam():
     with pytest.raises(UserError, match='extra_length=8: must be less than 8, because'):
         answers(Parrot(context=8), ['a'], SearchOptions(extra_length=8))

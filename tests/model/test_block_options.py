@@ -9,7 +9,14 @@ import pytest
 
 from kernels.attention import fused_attention
 from model.attention import SCORES, MultiHeadAttention, attention, chunked_attention
-from model.blocks import ACTIVATIONS, BlockConfig, FeedForward, SelfAttentionStack, layer_norm
+from model.blocks import (
+    ACTIVATIONS,
+    BlockConfig,
+    FeedForward,
+    SelfAttentionStack,
+    layer_norm,
+    multi_head_attention,
+)
 from model.language_model import LanguageModel
 from model.positional import SCHEMES, Rotary, rotate
 from model.relation import Relation
@@ -81,6 +88,18 @@ def test_grouped_queries_are_heads_with_the_same_keys_and_values(score, kernel):
 def test_heads_of_keys_that_do_not_divide_those_of_queries_are_an_error():
     with pytest.raises(ValueError, match='num_key_value_heads=4 must divide num_heads=6'):
         MultiHeadAttention(6, 8, 4, 4, num_key_value_heads=4).init(jax.random.key(0), *[jnp.ones((1, 2, 8))] * 2)
+
+
+@pytest.mark.parametrize('to_itself', [True, False])
+def test_the_options_of_a_block_reach_its_attention(to_itself):
+    config = tiny(position='rotary', rotary_base=50.0, rotary_scaling='llama3', rotary_factor=4.0,
+                  rotary_original_length=16, score='general', num_key_value_heads=1, attention_bias='all',
+                  attention_kernel='chunked', attention_dropout=0.3, dtype=jnp.bfloat16)
+    expected = {'num_heads': 2, 'd_model': 8, 'd_k': 10, 'd_v': 5, 'score': 'general', 'kernel': 'chunked',
+                'dropout': 0.3, 'num_key_value_heads': 1, 'bias': 'all', 'dtype': jnp.bfloat16,
+                'rotary': Rotary(50.0, 'llama3', 4.0, 16) if to_itself else None}
+    module = multi_head_attention(config, to_itself)
+    assert {name: getattr(module, name) for name in expected} == expected
 
 
 def stack(**options):
@@ -166,8 +185,12 @@ def test_angles_are_their_definition(scaling):
 
 def test_a_whole_transformer_is_the_reference():
     model, variables = transformer(layers=1, decoder_layers=2, position='learned', **MODERN)
+    params = variables['params']
+    assert params['logits_bias'].shape == (12,)  # the reference computes biases only if they exist
+    for name in 'self_attention', 'cross_attention':
+        assert all('bias' in part for part in params['decoder']['layers_1'][name].values())
     target = TARGET.at[1, 4:].set(0)
-    expected = reference.transformer(float64(variables['params']), np.asarray(SOURCE), np.asarray(target), norm='pre',
+    expected = reference.transformer(float64(params), np.asarray(SOURCE), np.asarray(target), norm='pre',
                                      position='learned', share_embeddings='none', activation='silu',
                                      scale_embeddings=False, window=3)
     close(jax.jit(model.apply)(variables, SOURCE, target), expected)

@@ -128,6 +128,17 @@ def test_feed_forward_dropout_is_before_the_second_layer():
     close(apply(module, params, x, dropout_key=0), jnp.broadcast_to(params['outer']['bias'], x.shape))
 
 
+@pytest.mark.parametrize('block, memory', [(EncoderBlock, []), (DecoderBlock, [normal(1, 2, 5, 8)])])
+def test_dropout_inside_sublayers_is_in_every_sublayer(block, memory):
+    x, module = normal(0, 2, 4, 8), block(tiny(norm='pre', attention_dropout=1.0, feed_forward_dropout=1.0))
+    params = random_params(module, x, *memory)
+    without = {name: jax.tree.map(jnp.zeros_like, part) if name.endswith('attention') else part
+               for name, part in params.items()}
+    outer = params['feed_forward']['outer']
+    without['feed_forward'] = params['feed_forward'] | {'outer': outer | {'kernel': jnp.zeros_like(outer['kernel'])}}
+    close(apply(module, params, x, *memory, dropout_key=0), apply(module, without, x, *memory))
+
+
 @pytest.mark.parametrize('mean', [0, 100, 1000])
 def test_layer_norm_is_right_where_the_mean_is_large(mean):
     x = normal(0, 4, 64) + mean  # the standard deviation is 1

@@ -17,6 +17,7 @@ from model.evaluation import forward
 from model.forecaster import Forecaster
 from model.language_model import LanguageModel
 from model.patches import PatchTransformer
+from model.places import observing
 from model.recurrent import RNNSearch
 from model.transformer import Transformer
 from tests.model.helpers import close, normal, random_params
@@ -100,9 +101,10 @@ def test_rnnsearch_drops_embeddings_and_readouts():
     """The rate 1 is rounded to 1 - 2^-16. With this key, all embeddings and readouts are dropped."""
     module = RNNSearch(12, 12, d_model=6, d_hidden=5, dropout=1.0, share_embeddings='none')
     params = random_params(module, TOKENS, TOKENS)
-    np.testing.assert_array_equal(in_training(module, params, TOKENS, TOKENS), 0)
-    one, other = in_training(module, params, TOKENS, method='encode').states  # of two sentences with different words
-    np.testing.assert_array_equal(one, other)
+    observed = observing(functools.partial(in_training, module), read=['encoder'])
+    logits, values = jax.jit(observed)(params, TOKENS, TOKENS)
+    np.testing.assert_array_equal(logits, 0)
+    np.testing.assert_array_equal(*values['encoder'])  # of two sentences with different words
 
 
 # Sublayers
@@ -131,6 +133,23 @@ def test_all_left_out_is_the_stream():
     x, memory, config = normal(0, 2, 4, 8), normal(1, 2, 5, 8), CONFIG.replace(norm='pre', layer_dropout=1.0)
     for module, args in (EncoderBlock(config), (x,)), (DecoderBlock(config), (x, memory)):
         close(in_training(module, random_params(module, *args), *args), x)
+
+
+@pytest.mark.parametrize('make, inputs', [
+    (lambda config: Transformer(config, 1, 12, 12), {'source': TOKENS, 'target': TOKENS}),
+    (lambda config: LanguageModel(config, 1, 12), {'tokens': TOKENS}),
+    (lambda config: PatchTransformer(config, 1, 4, 5), {'inputs': normal(0, 2, 8, 8, 1)}),
+    (lambda config: Forecaster(config, 1, 2), {'inputs': normal(0, 2, 4, 1), 'following': normal(1, 2, 4, 1)})],
+    ids=['transformer', 'language_model', 'patches', 'forecaster'])
+def test_the_sublayers_of_every_stack_are_left_out_in_training(make, inputs):
+    # With pre-norm and a rate of almost 1, each layer returns its input.
+    module = make(CONFIG.replace(norm='pre', layer_dropout=1.0))
+    params = random_params(module, **inputs)
+    stacks = sorted({'encoder', 'decoder'} & params.keys())
+    read = [f'{stack}/{name}' for stack in stacks for name in ('input', 'layers_0')]
+    _, values = jax.jit(observing(functools.partial(in_training, module), read=read))(params, **inputs)
+    for stack in stacks:
+        np.testing.assert_array_equal(values[f'{stack}/layers_0'], values[f'{stack}/input'])
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from model.blocks import BlockConfig
 from model.language_model import LanguageModel
 from model.losses import cross_entropy
 from model.positional import SCHEMES
-from tests.model.helpers import close, normal, random_params
+from tests.model import reference
+from tests.model.helpers import close, float64, normal, random_params
 from tests.model.reference import PAD
 from tests.model.small_transformer import tiny
 
@@ -23,6 +24,20 @@ def language_model(position='learned', norm='pre', **options):
     config = BlockConfig(d_model=8, d_ff=12, num_heads=2, d_k=6, d_v=5, dropout=0.0, position=position, norm=norm)
     model = LanguageModel(config, 2, 11, max_length=12, **options)
     return model, {'params': random_params(model, TOKENS)}
+
+
+@pytest.mark.parametrize('options', [{}, {'tie_embeddings': False, 'scale_embeddings': False, 'output_bias': True}],
+                         ids=str)
+def test_the_forward_pass_is_the_reference(options):
+    model, variables = language_model('sinusoidal', **options)
+    params = float64(variables['params'])
+    assert ('output' in params) == ('logits_bias' in params) == bool(options)
+    table = params['embedding']['embedding']
+    output = params['output']['kernel'] if options else table.T
+    for row, logits in zip(np.asarray(TOKENS), jax.jit(model.apply)(variables, TOKENS), strict=True):
+        x = reference.embed(table, row, 'sinusoidal', None, options.get('scale_embeddings', True))
+        states = reference.stack(params['encoder'], reference.encoder_block, x, np.tri(7, dtype=bool), norm='pre')
+        close(logits, states @ output + params.get('logits_bias', 0))
 
 
 @pytest.mark.fast_cases(2)
@@ -52,6 +67,21 @@ def test_prompts_of_any_length_then_steps_equal_the_whole(position, norm):
         for row, begin in enumerate(begins):
             close(logits[row, 0], whole[row, begin + step])
             close(logits[row, 1], whole[row, begin + step])
+
+
+def test_t5_positions_of_a_long_text_are_the_same_in_a_step():
+    # From a distance of 9 on, the buckets of a causal relation differ from those of a bidirectional one.
+    model, variables = language_model('relative')
+    tokens = jnp.asarray(np.random.default_rng(0).integers(1, 11, (1, 14)))
+
+    @jax.jit
+    def step_and_whole(variables):
+        memory = model.apply(variables, tokens[:, :13], method='encode')
+        cache = model.apply(variables, memory, 1, 1, method='init_cache')
+        logits, _ = model.apply(variables, tokens[:, 13:], cache, method='decode_step')
+        return logits[0, 0], model.apply(variables, tokens)[0, 13]
+
+    close(*step_and_whole(variables))
 
 
 @pytest.mark.parametrize('position', SOME_SCHEMES)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from model import attention, blocks, language_model, patches, recurrent, transformer
+from model.forecaster import Forecaster
 from model.language_model import LanguageModel
 from model.patches import PatchTransformer
 from model.places import Observed, observing
 from model.recurrent import RNNSearch
+from model.transformer import Transformer
 from tests.model.helpers import random_params
 from tests.model.small_transformer import SOURCE, TARGET, tiny
 from tests.model.small_transformer import transformer as small
@@ -98,3 +100,17 @@ def test_the_weights_of_a_place_are_those_that_the_heads_are_made_of():
     weights, value, heads = (values[f'encoder/layers_1/self_attention/{name}'] for name in (
         'weights', 'values', 'heads'))
     np.testing.assert_allclose(heads, jnp.einsum('bhts,bsv->bthv', weights, value[:, :, 0]), atol=1e-5)
+
+
+@pytest.mark.parametrize('make, inputs', [
+    (lambda config: Transformer(config, 1, 12, 12), (SOURCE, TARGET)),
+    (lambda config: LanguageModel(config, 1, 12), (TARGET,)),
+    (lambda config: PatchTransformer(config, 1, 2, 3), (IMAGES,)),
+    (lambda config: Forecaster(config, 1, 2), (jnp.ones((2, 4, 1)), jnp.ones((2, 4, 1))))],
+    ids=['transformer', 'language_model', 'patches', 'forecaster'])
+def test_only_scores_weights_and_outputs_of_a_bfloat16_model_are_float32(make, inputs):
+    module = make(tiny(dtype=jnp.bfloat16))
+    _, values = jax.eval_shape(observing(module.apply, read=lambda name: True),
+                               {'params': random_params(module, *inputs)}, *inputs)
+    assert {name for name, value in values.items() if value.dtype != jnp.bfloat16} == {
+        name for name in values if name.endswith(('/scores', '/weights')) or name == 'head'}

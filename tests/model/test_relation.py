@@ -116,6 +116,15 @@ def test_the_fused_kernel_is_the_plain_one(relation):
     jax.tree.map(close, of_fused, of_plain)
 
 
+@pytest.mark.parametrize('kernel, score', [
+    ('chunked', 'dot'), ('chunked', 'general'), ('fused', 'dot'), ('fused', 'scaled_dot')])
+def test_a_layer_has_the_same_outputs_with_every_kernel(kernel, score):
+    plain, other = (MultiHeadAttention(3, 8, 4, 4, score=score, kernel=each) for each in ('plain', kernel))
+    x, relation = normal(0, 2, 7, 8), RELATIONS['alibi']  # causal, with a bias
+    variables = {'params': random_params(plain, x, x, relation)}
+    close(*(jax.jit(module.apply)(variables, x, x, relation) for module in (other, plain)))
+
+
 @pytest.mark.parametrize('score, weight', [(general_scores, (3, 4, 4)), (additive_scores, (3, 4))])
 def test_scores_with_parameters_can_be_chunked(score, weight):
     inputs, weight = query_key_value(), normal(7, *weight)

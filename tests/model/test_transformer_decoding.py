@@ -56,6 +56,13 @@ def test_decoding_step_by_step_is_teacher_forcing(norm, position, score, beam):
         close(logits[:, hypothesis], model.apply(variables, SOURCE, HYPOTHESES[:, hypothesis]))
 
 
+def test_t5_positions_of_a_long_target_are_those_of_teacher_forcing():
+    model, variables = transformer(layers=1, position='relative')
+    target = jnp.asarray(np.random.default_rng(0).integers(1, 12, (2, 1, 14)))
+    logits = decode(model, variables, SOURCE, target, jnp.zeros((14, 1), jnp.int32))
+    close(logits[:, 0], jax.jit(model.apply)(variables, SOURCE, target[:, 0]))
+
+
 def test_hypotheses_of_a_sentence_are_independent():
     model, variables = transformer()
     logits = decode(model, variables, SOURCE, HYPOTHESES, in_order(3))

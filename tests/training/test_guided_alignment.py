@@ -27,7 +27,7 @@ from model.places import place
 from run_directory.fingerprints import changed_data
 from tests.model.small_transformer import SOURCE, TARGET, transformer
 from tests.training.test_objective import SMOOTHED
-from training.objective import guided, guided_head, r_drop
+from training.objective import guided, guided_head, make_objective, r_drop
 
 PLAIN = functools.partial(cross_entropy, label_smoothing=0.0)
 PAIRS = [('one  two', 'deux un'), ('', 'vide'), ('three four five', 'trois')]
@@ -78,6 +78,18 @@ def test_the_loss_is_its_definition_and_its_gradient_reaches_the_head(head):
     assert float(sums.loss) == pytest.approx(float(plain.loss) + 0.5 * expected, rel=1e-5)
     assert {name: float(value) for name, value in plain.others.items()} == pytest.approx(
         {name: float(value) for name, value in sums.others.items() if name != 'alignment_loss'})
+
+
+def test_the_weight_and_the_head_of_a_config_are_those_of_its_objective():
+    module, variables = transformer(layers=1)
+    batch = {'inputs': {'source': SOURCE, 'target': TARGET}, 'targets': TARGET, 'weights': jnp.ones(TARGET.shape),
+             'links': jnp.ones((2, 6, 5), bool)}
+    config = base.get_config()
+    config.train.update(guided_alignment=0.25, guided_head='cross:1:2', r_drop=2.0, label_smoothing=0.0)
+    expected = guided(PLAIN, functools.partial(r_drop, alpha=2.0), (0, 1), 0.25)
+    found, wanted = (jax.jit(functools.partial(each, forward(module)))(variables['params'], batch, jax.random.key(0))
+                     for each in (make_objective(config, None), expected))
+    assert float(found.loss) == pytest.approx(float(wanted.loss), rel=1e-6)
 
 
 @pytest.mark.slow

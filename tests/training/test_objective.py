@@ -1,6 +1,8 @@
 """Objectives against their definitions in NumPy, and R-Drop on every way to compute a batch."""
 
 import functools
+import types
+from unittest.mock import Mock
 
 import flax.linen as nn
 import jax
@@ -11,13 +13,13 @@ import pytest
 
 from benchmarks.modes import Mode, compiled, train
 from configs import base, digits_vit, pendulum, stdlib_lm
-from input_pipeline.data import open_data
+from input_pipeline.data import Data, open_data
 from model.blocks import BlockConfig
 from model.dropout import WordDropout
 from model.evaluation import forward, supervised
 from model.language_model import LanguageModel
 from model.losses import cross_entropy, divergence, symmetric_divergence
-from training.objective import OBJECTIVES, make_objective, of_mixed, r_drop, simcut
+from training.objective import OBJECTIVES, distilled, make_objective, of_mixed, r_drop, simcut
 from training.step import init_state, train_step
 
 SMOOTHED = functools.partial(cross_entropy, label_smoothing=0.1)
@@ -191,6 +193,34 @@ def test_a_config_chooses_its_objective(recipe, options, measures):
     params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
     objective = make_objective(config, open_data(digits_vit.get_config()))  # on which these do not depend
     assert objective(forward(module), params, batch, jax.random.key(0)).others.keys() == measures
+
+
+@pytest.mark.parametrize('options, expected', [
+    ({'r_drop': 2.0}, lambda teacher: r_drop(SMOOTHED, alpha=2.0)),
+    ({'simcut': 2.0, 'cutoff': 0.4}, lambda teacher: simcut(SMOOTHED, alpha=2.0, word_dropout=0.4)),
+    ({'r_drop': 2.0, 'teacher': 'run', 'teacher_weight': 0.3}, lambda teacher: distilled(
+        functools.partial(r_drop, alpha=2.0), SMOOTHED, 0.3, forward(Noisy()), teacher))],
+    ids=['r_drop', 'simcut', 'teacher'])
+def test_the_numbers_of_a_config_are_those_of_its_objective(options, expected, monkeypatch):
+    batch, module, config = batch_of(40), Noisy(), base.get_config()
+    params, teacher = (module.init(jax.random.key(seed), batch['inputs']['inputs'])['params'] for seed in (0, 1))
+    monkeypatch.setattr('training.objective.read_teacher',
+                        lambda *_: types.SimpleNamespace(module=module, params=teacher))
+    config.train.update(options)
+    found, wanted = (float(each(forward(module), params, batch, jax.random.key(3)).loss)
+                     for each in (make_objective(config, Mock(Data, sizes={})), expected(teacher)))
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_config_with_mixup_takes_several_classes_of_an_example():
+    batch, module, config = batch_of(), Noisy(), digits_vit.get_config()
+    config.data.mixup = 0.2
+    params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
+    batch |= {'targets': jnp.stack([batch['targets'], (batch['targets'] + 1) % 5], axis=1),
+              'weights': jnp.tile(jnp.array([0.7, 0.3]), (12, 1))}
+    found, wanted = (each(forward(module), params, batch, jax.random.key(3)) for each in (
+        make_objective(config, None), supervised(of_mixed(SMOOTHED))))
+    assert float(found.loss) == float(wanted.loss) and float(found.tokens) == pytest.approx(12)
 
 
 def test_an_objective_may_depend_on_the_data(monkeypatch):

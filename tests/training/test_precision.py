@@ -8,7 +8,8 @@ from configs import base, demo, multi30k
 from configs.versions import config_text
 from kernels import rates
 from run_directory.workdir import RunDirectory
-from training import precision
+from tests.tiny_run import tiny_config
+from training import loop, precision
 
 
 @pytest.mark.parametrize('single, half, expected', [(170, 400, 'bfloat16'), (250, 150, 'default'), (9, 9, 'default')])
@@ -44,3 +45,13 @@ def test_a_resumed_run_keeps_its_precision(saved, asked, tmp_path):
     config.train.matmul_precision = 'auto'
     with RunDirectory(str(tmp_path), config, asked=asked):
         assert config.train.matmul_precision == saved
+
+
+@pytest.mark.parametrize('chosen', ['bfloat16', 'default'])
+def test_the_train_step_has_the_precision_and_the_parts_of_the_config(chosen, cache, tmp_path):
+    config = tiny_config(cache, train__matmul_precision=chosen, train__accumulate=3)
+    with RunDirectory(str(tmp_path / 'run'), config) as directory:
+        parts = loop.build(config, directory)
+        program = parts.compiled.lower(parts.plan.batch(0)).as_text()
+    assert ('bf16' in program) == (chosen == 'bfloat16')
+    assert parts.compiled.part.multiple == 3 * jax.device_count()
