@@ -42,8 +42,8 @@ print(parameter_table(run.model.params))
 # ## Translate
 #
 # The first line is similar to the training data. The second one combines two phrases in a new way. The third one is
-# unlike the training data, which has only dates, amounts, quantities and lists. The model answers anyway, but with a
-# much lower score.
+# unlike the training data, which has only dates, times, amounts, quantities, percentages, names of languages and
+# territories, and lists of these. The model answers anyway, but with a much lower score.
 
 # %%
 lines = ['Friday, August 25, 1922', '1,717 Swiss francs and 3 hours ago', 'I love you']

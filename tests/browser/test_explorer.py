@@ -163,7 +163,7 @@ def test_a_tap_shows_the_weight_of_a_cell(opened):
         page.locator('#matrix').tap(position={'x': x, 'y': y})
         weight = explanation.attention[0].weights[-1].mean(0)[1, 2]
         assert share(page.locator('#cell .number').inner_text()) == pytest.approx(weight, abs=PRECISION)
-        assert page.locator('#cell').inner_text().startswith('uz looks at 2: ')
+        assert page.locator('#cell').inner_text().startswith('uz attends to 2: ')
 
 
 def test_a_page_without_explanations_has_nothing_to_show(opened):

@@ -136,7 +136,7 @@ LINEAR = {'rope_type': 'linear', 'factor': 4.0}
     {'rope_parameters': {'rope_theta': 500.0}, 'rope_scaling': LINEAR | {'rope_theta': 700.0}},
     {'rope_parameters': LINEAR, 'rope_scaling': {'type': 'default'}},
     {'rope_parameters': LINEAR, 'rope_scaling': {}}, {'rope_parameters': {}, 'rope_scaling': LINEAR}], ids=str)
-def test_rotary_positions_that_are_in_two_fields_are_theirs(fields, tmp_path):
+def test_rotary_positions_in_two_fields_are_read_as_in_transformers(fields, tmp_path):
     config = {'model_type': 'llama', 'hidden_size': 32, 'num_attention_heads': 4} | fields
     (tmp_path / 'config.json').write_text(json.dumps(config))
     expected = LlamaRotaryEmbedding(transformers.LlamaConfig.from_pretrained(tmp_path)).inv_freq.numpy()

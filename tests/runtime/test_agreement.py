@@ -91,7 +91,7 @@ def test_one_process_agrees_with_itself_without_waiting():
         from_leader('', lambda: checkpoints._still_valid(fail()))
 
 
-def test_a_process_without_an_answer_says_that_process_0_may_wait_for_another_process(several, monkeypatch):
+def test_the_error_without_an_answer_mentions_that_process_0_may_wait_for_another_process(several, monkeypatch):
     def timeout(*_):
         raise jax.errors.JaxRuntimeError('DEADLINE_EXCEEDED')
 
