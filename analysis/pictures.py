@@ -306,7 +306,7 @@ def plot_series(axes: 'Axes', series: Num[np.ndarray, 'time channels'], **style:
 def save_figure(figure: 'Figure', path: str | Path) -> None:
     """Writes a figure to a file. The ending of `path` is the format, such as .png (the default), .pdf or .svg.
 
-    An old file is replaced only when the new file is complete.
+    An old file is replaced only when the new file is complete, except with the formats .eps, .pgf and .ps.
 
     Raises:
       UserError: if the file cannot be written, or its ending is not a format of matplotlib.
@@ -317,9 +317,10 @@ def save_figure(figure: 'Figure', path: str | Path) -> None:
     if ending and ending not in figure.canvas.get_supported_filetypes():
         raise UserError(f'the picture {path} cannot be written: there is no format .{ending}. Use .png, .pdf or .svg')
     path = path if ending else path.with_name(f'{path.name}.png')
-    with naming(path):
+    # The content of these formats depends on the name of the file, so they are written directly.
+    output = contextlib.nullcontext(path) if ending in ('eps', 'pgf', 'ps') else replaced(path)
+    with naming(path), output as partial, matplotlib.rc_context({'text.usetex': False}):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as partial, matplotlib.rc_context({'text.usetex': False}):
         figure.savefig(partial, format=ending or 'png', dpi=100)
 
 

@@ -7,13 +7,15 @@
 # DIR is the folder with the pairs that configs/multi30k.py describes. The script writes the runs `first`, `second` and
 # `best` to RUNS, and the data of the student to RUNS/distilled. The flags apply to all three trainings, for example
 # --config.data.source_lang=de --config.data.target_lang=en. After an interruption, the same command resumes. After SIGTERM or
-# SIGINT to this script, the current step stops, and the script ends with its status.
+# SIGINT to this script, the current step stops, and the script ends with its status (143 between two steps).
 set -eu
 pairs=${1:?DIR, the folder with the pairs, and RUNS are needed}
 runs=${2:?RUNS, the folder for the runs, is needed}
 shift 2
-run() { "${PYTHON:-python}" "$@" & wait $!; }  # the shell waits for a foreground command before it handles a signal
-trap 'kill $! && wait $!; exit $?' INT TERM
+child=
+# The step runs in the background, because the shell waits for a foreground command before it handles a signal.
+run() { "${PYTHON:-python}" "$@" & child=$!; wait "$child"; child=; }
+trap '[ "$child" ] || exit 143; kill "$child" && wait "$child"; exit $?' INT TERM
 
 run train.py --config=configs/multi30k.py --config.data.dir="$pairs" --workdir="$runs/first" "$@"
 run train.py --config=configs/multi30k.py --config.data.dir="$pairs" --config.model.dropout=0.2 \

@@ -34,7 +34,9 @@ STOPPED_BY_SIGNAL = {STOPPED, *(status for number in (signal.SIGINT, signal.SIGT
 LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason for a failure
 SMALLEST_SPACE = 2 ** 16  # bytes: a disk with less free space is full
 TIME_LIMITS = 10_000  # how often submitit queues a job again after a time limit; submitit's default is 3
-UNFINISHED = {'PENDING', 'REQUEUED', 'RUNNING', 'COMPLETING'}  # states of Slurm jobs that may start again or still run
+# States of Slurm jobs that may start again or still run. Slurm queues a preempted job again, or changes its state to
+# CANCELLED.
+UNFINISHED = {'PENDING', 'REQUEUED', 'RUNNING', 'COMPLETING', 'PREEMPTED'}
 
 log = logging.getLogger('allyouneed.sweep')
 

@@ -110,8 +110,9 @@ def test_a_signal_during_the_submission_takes_effect_after_the_ids_of_the_jobs_a
 
 
 @pytest.mark.parametrize('state, status, ended', [
-    ('PENDING', STOPPED, False), ('RUNNING', -signal.SIGTERM, False), ('RUNNING', 0, True), ('RUNNING', 2, True),
-    ('RUNNING', FailedJobError(), True), ('CANCELLED by 0', STOPPED, True), ('COMPLETED', STOPPED, True)])
+    ('PENDING', STOPPED, False), ('PREEMPTED', STOPPED, False), ('RUNNING', -signal.SIGTERM, False),
+    ('RUNNING', 0, True), ('RUNNING', 2, True), ('RUNNING', FailedJobError(), True),
+    ('CANCELLED by 0', STOPPED, True), ('COMPLETED', STOPPED, True)])
 def test_a_job_that_slurm_queues_again_has_not_ended(bench, cluster, monkeypatch, state, status, ended):
     def result():
         if isinstance(status, Exception):
