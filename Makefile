@@ -4,8 +4,9 @@ VENV := .venv
 EXTRAS := test
 DEMO := runs/demo
 
-# requirements.lock has one version of each dependency for Python 3.11 to 3.14 and all platforms. uv installs them in a
-# third of pip's processor time, and tools/uv.py passes pip's settings on to it, so that your own package index works.
+# requirements.lock has the versions of the dependencies for Python 3.11 to 3.14 and all platforms. A package may have
+# another version for another Python. uv installs them in a third of pip's processor time, and tools/uv.py passes pip's
+# settings on to it, so that your own package index works.
 VERSIONS := --constraint=requirements.lock
 UV = $(VENV)/bin/python -m tools.uv
 INSTALL = $(UV) pip install --quiet $(VERSIONS) --editable
@@ -28,14 +29,14 @@ $(VENV)/installed: pyproject.toml requirements.lock | $(VENV)/bin/uv
 	touch $@
 
 demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, and look at the attention
-	$(VENV)/bin/python train.py --config=configs/demo.py --workdir=$(DEMO)
-	$(VENV)/bin/python decode.py --workdir=$(DEMO) --split=test --checkpoint=best
+	$(VENV)/bin/python train.py --config=configs/demo.py --workdir='$(DEMO)'
+	$(VENV)/bin/python decode.py --workdir='$(DEMO)' --split=test --checkpoint=best
 	@# No sentence of the built-in corpus has a backslash, so the cells of the table are the unchanged sentences:
 	@# docs/decoding.md.
-	@cut -f1 $(DEMO)/results/test.tsv > $(DEMO)/test.txt
-	@(grep -m1 -E '^[A-Z][a-z]+day, .* and ' $(DEMO)/test.txt; head -4 $(DEMO)/test.txt) > $(DEMO)/sample.txt
-	@$(VENV)/bin/python decode.py --workdir=$(DEMO) --input=$(DEMO)/sample.txt --pictures=$(DEMO)/pictures > $(DEMO)/sample.out
-	@paste $(DEMO)/sample.txt $(DEMO)/sample.out
+	@cut -f1 '$(DEMO)/results/test.tsv' > '$(DEMO)/test.txt'
+	@(grep -m1 -E '^[A-Z][a-z]+day, .* and ' '$(DEMO)/test.txt'; head -4 '$(DEMO)/test.txt') > '$(DEMO)/sample.txt'
+	@$(VENV)/bin/python decode.py --workdir='$(DEMO)' --input='$(DEMO)/sample.txt' --pictures='$(DEMO)/pictures' > '$(DEMO)/sample.out'
+	@paste '$(DEMO)/sample.txt' '$(DEMO)/sample.out'
 
 test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
@@ -88,7 +89,7 @@ docs: $(VENV)/installed  ## Build the documentation into build/docs, and check i
 
 # The notebooks open RUN, RNN_RUN and SWEEP. If such a run is missing, a notebook trains a short run.
 notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
-	RUN=$(RUN) RNN_RUN=$(RNN_RUN) SWEEP=$(SWEEP) $(VENV)/bin/python -m notebooks.build
+	RUN='$(RUN)' RNN_RUN='$(RNN_RUN)' SWEEP='$(SWEEP)' $(VENV)/bin/python -m notebooks.build
 
 # Uses only the main index, because further indexes and folders often lack some of the files of a version.
 lock: $(VENV)/bin/uv  ## Write requirements.lock with today's versions

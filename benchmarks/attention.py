@@ -2,7 +2,8 @@
 
 Measures the forward and the backward pass of causal self-attention over one sequence, with 4 heads of width 32. Prints
 a JSON line per kernel and length. 'memory_gb' is the memory that the compiled program allocates in addition to its
-inputs and outputs. Programs that need more than --most_gb are compiled but not run.
+inputs and outputs. 'peak_memory_gb' is the peak of the process so far, so it includes the previous lines. Programs that
+need more than --most_gb are compiled but not run.
 """
 
 from absl import flags

@@ -101,7 +101,7 @@ def measure_stages(corpus, tokenizers, limit: int, folder: Path) -> int:
                 for pair in pairs]
 
     rows = phase('stage: tokenise', tokenise, lambda rows: sum(map(len, itertools.chain(*(row[1] for row in rows)))))
-    tokenized: Any = {side: Tokenized(row[place] for row in rows) for place, side in enumerate(SIDES)}
+    tokenized: Any = {side: Tokenized([row[place] for row in rows]) for place, side in enumerate(SIDES)}
 
     def write_rows():
         with tempfile.TemporaryDirectory(dir=folder) as temporary:

@@ -120,7 +120,7 @@ def compare(compared: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode
             references[one] = train(compiled(one, dtype))
         (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype))
         pairs = zip(*(map(np.asarray, jax.tree.leaves(each.params)) for each in (state, expected)), strict=True)
-        yield mode, np.abs(np.subtract(losses, expected_losses)).max(), max(np.abs(a - b).max() for a, b in pairs)
+        yield mode, np.abs(np.subtract(losses, expected_losses)).max(), np.max([np.abs(a - b).max() for a, b in pairs])
 
 
 def main() -> None:

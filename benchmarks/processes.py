@@ -205,12 +205,14 @@ class Cell:
             raise Failed(f'the checkpoints of steps {sorted(missing)} are missing. Steps with a checkpoint: {saved}')
         for step in steps:
             pairs = zip(parameters(self.folder / run, step), parameters(reference, step), strict=True)
-            if (largest := max(np.abs(saved - expected).max() for saved, expected in pairs)) > 1e-5:
+            largest = np.max([np.abs(saved - expected).max() for saved, expected in pairs])
+            if not largest <= 1e-5:  # NaN also fails
                 raise Failed(f'parameters of step {step} differ from the reference run by {largest:.1e}')
         measured, expected = losses(self.folder / run), losses(reference)
         if [key for key, _ in measured] != [key for key, _ in expected]:
             raise Failed(f'the lines of metrics.jsonl differ from the reference run: {[key for key, _ in measured]}')
-        if (largest := max(abs(loss - right) for (_, loss), (_, right) in zip(measured, expected, strict=True))) > 1e-4:
+        largest = np.max([abs(loss - right) for (_, loss), (_, right) in zip(measured, expected, strict=True)])
+        if not largest <= 1e-4:
             raise Failed(f'losses differ from the reference run by {largest:.1e}')
 
 

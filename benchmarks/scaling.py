@@ -3,9 +3,9 @@
 Measures the time and the memory of a train step of a small model. One size grows, and the other sizes are constant. The
 sizes are the length of the sequences, the batch, the vocabulary, and the width d_model (with d_ff = 2 d_model and
 d_k = 32). Prints a JSON line per point, and then a JSON line per size with the exponents p of cost ~ size^p. Each
-exponent is the slope of a line that is fitted to log(cost) and log(size). Only the larger half of the sizes is used,
-because constant costs matter least there. The memory is the value that XLA reports for the step. All sizes together
-take a few minutes.
+exponent is the slope of a line that is fitted to log(cost) and log(size). Only the three largest values of a size are
+used, because constant costs matter least there. The memory is the value that XLA reports for the step. All sizes
+together take a few minutes.
 """
 
 import dataclasses
@@ -75,8 +75,8 @@ def resized(size: str, value: int) -> Workload:
 def exponent(points: Sequence[Point], cost: str) -> float:
     """Returns the exponent p of cost ~ value^p.
 
-    This is the slope of a line through log(cost) and log(value), fitted to the half of the points with the largest
-    values.
+    This is the slope of a line through log(cost) and log(value), fitted to the points with the largest values:
+    three of four or five points.
     """
     larger = sorted(points)[(len(points) - 1) // 2:]
     return statistics.linear_regression([math.log(point.value) for point in larger],

@@ -24,6 +24,7 @@ def ready_run(workdir: str, checkpoint: str, precision: str, sources: Sequence[s
     """
     import jax
 
+    from benchmarks.measure import peak_memory
     from benchmarks.ours import where
     from inference.run import load
     from kernels.product import use_precision
@@ -42,7 +43,7 @@ def ready_run(workdir: str, checkpoint: str, precision: str, sources: Sequence[s
     before = compile_time.seconds
     outputs = translate()
     compile_s = round(compile_time.seconds - before, 2)
-    return Ready(translate, {'compile_s': compile_s, **facts}, [output.text for output in outputs])
+    return Ready(translate, {'compile_s': compile_s, **facts}, [output.text for output in outputs], peak_memory)
 
 
 def ready_ctranslate2(folder: str, sources: list[str], search: Mapping[str, Any], single: bool,

@@ -319,7 +319,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
     assert steps(tmp_path / 'a run')[-1] == 6
     command = next(line for line in str(error.value).splitlines() if 'tools.show_batch' in line)
     assert command.endswith(' --step=7') and f"--workdir='{tmp_path}/a run'" in command
-    shown = subprocess.run(command.replace('python', sys.executable, 1), shell=True, cwd=ROOT,
+    shown = subprocess.run(command.replace('python', shlex.quote(sys.executable), 1), shell=True, cwd=ROOT,
                            capture_output=True, text=True, timeout=120)
     assert shown.returncode == 0, shown.stderr
     assert len(shown.stdout.splitlines()) == 64

@@ -95,12 +95,12 @@ class Bench:
     def train(self, name: str, arguments: str) -> None:
         """Trains a run. The tables refer to this run as {name}."""
         out = self.folder / name
-        command = shlex.split(arguments.format(new=out, cache=self.folder / 'cache', root=ROOT))
+        command = [part.format(new=out, cache=self.folder / 'cache', root=ROOT) for part in shlex.split(arguments)]
         status = self._server.run('train', command, ROOT, {}, os.devnull, self.folder / 'training', 300)
         assert status == 0, Path(f'{self.folder}/training.stderr').read_text()
 
-    def fill(self, text: str, here: Path) -> str:
-        """Replaces the names in braces in `text`.
+    def fill(self, text: str, here: Path, quote: Callable[[str], str] = str) -> str:
+        """Replaces the names in braces in `text`. `quote` is applied to paths.
 
         {here}: the folder of the case; {run}: a copy of a finished translation run in this folder; {digits} and
         {letters}: copies of the runs that `train` made; {new}: a path without files; {data}: copies of text files;
@@ -116,16 +116,15 @@ class Bench:
             shutil.copytree(self.folder / 'first/data', names['data'])
         config = flatten(ConfigDict(json.loads((self.folder / 'first/run/config.json').read_text())))
         flags = [f'--config={ROOT}/configs/base.py', *(f'--config.{key}={value}' for key, value in config.items())]
-        names['same'] = shlex.join(flags)
-        names['text'] = shlex.join([*flags, f'--config.data.dir={here}/data'])
-        return text.format(**names)
+        values = {name: quote(str(path)) for name, path in names.items()}
+        return text.format(**values, same=shlex.join(flags), text=shlex.join([*flags, f'--config.data.dir={here}/data']))
 
     def check(self, script: str, case: Case) -> None:
         """Runs a case and checks its outcome."""
         self._count += 1
         here = self.folder / f'case{self._count}'
         here.mkdir()
-        arguments = shlex.split(self.fill(case.arguments, here))
+        arguments = shlex.split(self.fill(case.arguments, here, shlex.quote))
         for name, content in case.files.items():
             if (original := name.partition('/')[0]) in ('run', 'data', 'digits', 'letters'):
                 self.fill(f'{{{original}}}', here)

@@ -99,6 +99,9 @@ def test_other_parameters_losses_and_steps_than_those_of_one_process_fail(cell, 
     values['run'] = [np.array([1, 1, 1.001])]
     with pytest.raises(Failed, match='parameters of step 10 differ from the reference run by 1.0e-03'):
         cell.compare(reference, steps=[10])
+    values['run'] = [np.array([1, 1, np.nan])]
+    with pytest.raises(Failed, match='parameters of step 10 differ from the reference run by nan'):
+        cell.compare(reference, steps=[10])
 
 
 def test_a_pattern_that_selects_no_cell_is_refused(tmp_path):

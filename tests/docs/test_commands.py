@@ -12,6 +12,7 @@ targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of files exist.
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,8 +39,7 @@ SHORTER = {
 }
 ALWAYS = {'cache_dir': 'cache', 'train.steps': 4, 'train.log_every': 2, 'eval.every': 4, 'checkpoint.every': 2,
           'optimizer.warmup': 1}  # a sweep halves the steps of some runs
-SHIM = """#!{python}
-import os, re, sys
+SHIM = """import os, re, sys
 shorter, always = {shorter!r}, {always!r}
 recipes = filter(None, map(re.compile(r'--config=configs/(\\w+).py(:.*)?').fullmatch, sys.argv))
 changes = {{key: value for recipe in recipes for key, value in (shorter.get(recipe[1], {{}}) | always).items()}}
@@ -52,8 +52,7 @@ if any(each in ('benchmarks.train_step', 'benchmarks.decode') for each in sys.ar
 sys.argv = [each.replace('average:10', 'average:2') for each in sys.argv]  # the number of checkpoints
 os.execv({python!r}, [{python!r}, *sys.argv[1:], *(f'--config.{{key}}={{value}}' for key, value in changes.items())])
 """
-CHECKED = """#!{python}
-import os, sys
+CHECKED = """import os, sys
 checks = {{'train.py': '--print_config', 'sweep.py': '--dry_run'}}
 if sys.argv[1] in checks:
     os.execv({python!r}, [{python!r}, *sys.argv[1:], checks[sys.argv[1]]])
@@ -115,10 +114,12 @@ def tree(tmp_path_factory):
     (tree / 'WORDS').write_text('samedi\nil y a\n')
     commands, checked = tree / 'bin', tree / 'checked'
     shim = SHIM.format(python=sys.executable, shorter=SHORTER, always=ALWAYS)
-    for path, script in ((commands / 'python', shim), (commands / 'make', '#!/bin/sh\n'),
-                         (checked / 'python', CHECKED.format(python=sys.executable))):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(script)
+    for folder, script in (commands, shim), (checked, CHECKED.format(python=sys.executable)):
+        folder.mkdir(exist_ok=True)
+        (folder / 'shim.py').write_text(script)
+        (folder / 'python').write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder}/shim.py" "$@"\n')
+    (commands / 'make').write_text('#!/bin/sh\n')
+    for path in commands / 'python', commands / 'make', checked / 'python':
         path.chmod(0o755)
     environment = os.environ | {'PATH': f'{commands}:{os.environ["PATH"]}'}
     for name in 'demo', 'rnnsearch_demo':
@@ -151,7 +152,7 @@ def test_a_block_of_the_documentation_runs(tree, page, language, code):
 
 @pytest.mark.parametrize('page, command', list(trainings()))
 def test_a_training_in_the_text_has_options_that_exist(tree, page, command):
-    stdout = bash(f'{command} --print_config'.replace('python', sys.executable, 1), *tree)
+    stdout = bash(f'{command} --print_config'.replace('python', shlex.quote(sys.executable), 1), *tree)
     for option, value in re.findall(r'--config\.([\w.]+)=(\S+)', command):
         assert re.search(rf"^'?--config\.{re.escape(option)}={re.escape(value)}(\.0)?'?$", stdout, re.M), option
 

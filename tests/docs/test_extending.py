@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def tree(tmp_path_factory):
 
 def run(tree, command, **options):
     """Runs a command of the page in the tree, with the imports of the tree."""
-    done = subprocess.run(f'{sys.executable} {command}', shell=True, cwd=tree, capture_output=True, text=True,
+    done = subprocess.run(f'{shlex.quote(sys.executable)} {command}', shell=True, cwd=tree, capture_output=True, text=True,
                           timeout=600, env=os.environ | {'PYTHONPATH': str(tree)}, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

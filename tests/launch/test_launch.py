@@ -282,7 +282,7 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
 
     srun = tmp_path / 'bin' / 'srun'
     srun.parent.mkdir()
-    srun.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/launch/srun.py "$@"\n')
+    srun.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tests/launch/srun.py" "$@"\n')
     srun.chmod(0o755)
     slurm = subprocess.run(
         ['timeout', '900', 'bash', 'launch/slurm.sh', *arguments('slurm')[1:]], cwd=ROOT, capture_output=True,

@@ -47,11 +47,11 @@ def program(path, text):
 
 def job(folder, do, restarts=0):
     """Runs the batch script; returns its status, the calls of scontrol and the statuses with which tasks ended."""
-    program(folder / 'srun', f'exec {sys.executable} {Path(__file__).with_name("srun.py")} "$@"')
-    program(folder / 'scontrol', f'echo "$@" >> {folder}/requeued')
+    program(folder / 'srun', f'exec "{sys.executable}" "{Path(__file__).with_name("srun.py")}" "$@"')
+    program(folder / 'scontrol', f'echo "$@" >> "{folder}/requeued"')
     (folder / 'task.py').write_text(TASK)
     program(folder / 'python', f'[[ $* == "train.py --config=x --workdir=a b" ]] || exit 99\n'
-                               f'exec {sys.executable} {folder}/task.py')
+                               f'exec "{sys.executable}" "{folder}/task.py"')
     done = subprocess.run(
         ['bash', ROOT / 'launch' / 'slurm.sh', '--config=x', '--workdir=a b'], capture_output=True, text=True,
         timeout=600, env={
