@@ -43,8 +43,8 @@ def tree(tmp_path_factory):
 
 def run(tree, command, **options):
     """Runs a command of the page in the tree, with the imports of the tree."""
-    done = subprocess.run(f'{shlex.quote(sys.executable)} {command}', shell=True, cwd=tree, capture_output=True, text=True,
-                          timeout=600, env=os.environ | {'PYTHONPATH': str(tree)}, **options)
+    done = subprocess.run(f'{shlex.quote(sys.executable)} {command}', shell=True, cwd=tree, capture_output=True,
+                          text=True, timeout=600, env=os.environ | {'PYTHONPATH': str(tree)}, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
