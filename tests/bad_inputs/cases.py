@@ -116,8 +116,8 @@ class Bench:
             shutil.copytree(self.folder / 'first/data', names['data'])
         config = flatten(ConfigDict(json.loads((self.folder / 'first/run/config.json').read_text())))
         flags = [f'--config={ROOT}/configs/base.py', *(f'--config.{key}={value}' for key, value in config.items())]
-        values = {name: quote(str(path)) for name, path in names.items()}
-        return text.format(**values, same=shlex.join(flags), text=shlex.join([*flags, f'--config.data.dir={here}/data']))
+        return text.format(**{name: quote(str(path)) for name, path in names.items()}, same=shlex.join(flags),
+                           text=shlex.join([*flags, f'--config.data.dir={here}/data']))
 
     def check(self, script: str, case: Case) -> None:
         """Runs a case and checks its outcome."""
