@@ -44,12 +44,12 @@ class Edit:
     Attributes:
       edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`.
       place: the name of a place, or a shell pattern such as '*/self_attention/heads'.
-      by: the argument of the edit. 'zero' takes no argument. 'scale' takes a number, or an array that broadcasts to the
-        last axes of the place, such as [heads, 1] for 'heads', and [heads, 1, 1] for 'weights'. 'add' takes a vector
-        (steering), or an array that broadcasts to the last axes; weights of hidden keys are unchanged. 'mean' takes an
-        array, texts, or the name of a split. With texts or a split, the value at every token is replaced by the mean
-        over all tokens of these texts, without hidden patches of series. For a language model, a split stands for its
-        first 100 documents.
+      by: the argument of the edit. 'zero' and functions take no argument. 'scale' takes a number, or an array that
+        broadcasts to the last axes of the place, such as [heads, 1] for 'heads', and [heads, 1, 1] for 'weights'. 'add'
+        takes a vector (steering), or an array that broadcasts to the last axes; weights of hidden keys are unchanged.
+        'mean' takes an array, texts, or the name of a split. With texts or a split, the value at every token is
+        replaced by the mean over all tokens of these texts, without hidden patches of series. For a language model, a
+        split stands for its first 100 documents.
         'replace' takes an array [position, ...], another text, or a pair (source, target). With another text, the value
         is replaced by the value of that text at the same position (activation patching); values after the end of that
         text are unchanged, except weights of keys after its end, which become 0. A language model reads a text after
@@ -75,17 +75,16 @@ class Edit:
     def __post_init__(self):
         for name in 'heads', 'positions':
             object.__setattr__(self, name, _indices(getattr(self, name), f'{self.where}: {name}'))
-        if callable(self.edit):
-            return
-        if self.edit not in KINDS:
+        if not callable(self.edit) and self.edit not in KINDS:
             raise UserError(f'there is no edit {self.edit!r}. {nearest(self.edit, KINDS)}')
-        if self.by is None and self.edit != 'zero' or self.by is not None and self.edit == 'zero':
+        takes_by = not callable(self.edit) and self.edit != 'zero'
+        if (self.by is not None) != takes_by:
             raise UserError(f'{self.where}: "by" '
-                            + ('is missing. See docs/inside.md' if self.by is None else 'has no effect. Remove "by"'))
+                            + ('is missing. See docs/inside.md' if takes_by else 'has no effect. Remove "by"'))
         if self.edit == 'freeze' and isinstance(self.by, str) and self.by not in PATTERNS:
             raise UserError(f'{self.where}: by={self.by!r} must be an array of numbers, or one of '
                             f'{", ".join(PATTERNS)}')
-        if self.edit != 'zero' and not (self.has_text or self.edit == 'freeze' and isinstance(self.by, str)):
+        if takes_by and not (self.has_text or self.edit == 'freeze' and isinstance(self.by, str)):
             _check_numbers(self.by, self.where)
 
     @property

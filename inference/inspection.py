@@ -312,7 +312,8 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
             values, = inspect_each(model, [by], names, options)
             return {name: values[name].values for name in names}
         return _means(model, _rows(model, split(by) if isinstance(by, str) else by, options), names)
-    return {} if by is None else dict.fromkeys(names, by)
+    # A copy, because the caller may change the array later.
+    return {} if by is None else dict.fromkeys(names, np.array(by, np.float32))
 
 
 def _means(model: Answerer, rows: Sequence[_Row], names: Sequence[str]) -> dict[str, Float[np.ndarray, '...']]:
