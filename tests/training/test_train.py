@@ -60,6 +60,14 @@ def test_an_interrupt_saves_and_the_same_call_resumes(whole, tmp_path, cache, mo
     assert outcome(tmp_path / 'run') == outcome(whole)
 
 
+@pytest.mark.parametrize('part', ['RunDirectory', 'open_data'])
+def test_an_interrupt_at_any_time_is_a_keyboard_interrupt_that_keeps_no_state(part, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(loop, part, lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match='saved') as error:
+        loop.train(tiny_config(cache), tmp_path / 'run')
+    assert error.value.__context__ is None
+
+
 @pytest.mark.slow
 def test_a_second_interrupt_leaves_the_kernel_alive(tmp_path, cache, monkeypatch):
     def twice(*_):
