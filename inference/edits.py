@@ -11,6 +11,7 @@ applied first, then 'scale', 'zero' and 'add'. For each head and position, at mo
 inference/editor.py applies edits.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import json
@@ -99,7 +100,7 @@ class Edit:
 
     @classmethod
     def of(cls, fields: Any, where: str = 'edits') -> 'Edit':
-        """Returns the edit that a JSON object describes.
+        """Returns the edit that a JSON object describes. In Python, 'edit' may also be a function.
 
         Raises:
           UserError: if a field is unknown or missing.
@@ -110,9 +111,10 @@ class Edit:
         for name in fields:
             if name not in names:
                 raise UserError(f'{where}: an edit has no field {name!r}. {nearest(name, names)}')
-        if missing := [name for name in ('edit', 'place') if not isinstance(fields.get(name), str)]:
-            raise UserError(f'{where}: the edit {json.dumps(fields)[:80]} has no {missing[0]!r}. Add {missing[0]!r} '
-                            'with a string')
+        for name in 'edit', 'place':
+            if not (isinstance(fields.get(name), str) or name == 'edit' and callable(fields.get(name))):
+                raise UserError(f'{where}: the edit {json.dumps(fields, default=str)[:80]} has no {name!r}. Add '
+                                f'{name!r} with a string')
         return cls(**fields)
 
     def as_json(self) -> dict[str, Any]:
@@ -200,13 +202,11 @@ def _indices(numbers: Any, where: str) -> list[int] | None:
     """Returns the indices of heads or tokens as a list. Raises UserError if they are not whole numbers."""
     if numbers is None:
         return None
-    try:
+    with contextlib.suppress(TypeError):  # not a list, or an entry is not a whole number
         listed = [operator.index(number) for number in numbers if not isinstance(number, bool)]
-    except TypeError:
-        listed = []
-    if not hasattr(numbers, '__len__') or len(listed) < len(numbers) or max(listed, default=0) > MOST_INDEX:
-        raise UserError(f'{where}={str(numbers)[:80]} must be a list of whole numbers from 0 to {MOST_INDEX}')
-    return listed
+        if len(listed) == len(numbers) and max(listed, default=0) <= MOST_INDEX:
+            return listed
+    raise UserError(f'{where}={str(numbers)[:80]} must be a list of whole numbers from 0 to {MOST_INDEX}')
 
 
 def _check_numbers(by: Any, where: str) -> None:

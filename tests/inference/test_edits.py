@@ -331,6 +331,12 @@ def test_a_function_of_another_shape_and_two_edits_of_one_value_are_refused(runs
         runs['transformer'].edited([Edit('mean', 'decoder', [0.0] * 8), Edit(turned, 'decoder')])
 
 
+def test_a_dict_in_python_may_have_a_function(runs):
+    assert runs['transformer'].edited([{'edit': turned, 'place': 'decoder'}]).edits == (Edit(turned, 'decoder'),)
+    with pytest.raises(UserError, match="has no 'place'. Add 'place' with a string"):
+        Edit.of({'edit': turned})
+
+
 @pytest.mark.parametrize('content, message', [
     ('[', 'is not JSON'), ('[' * 10 ** 5, 'is not JSON'), ('{}', 'must be a list of edits'),
     ('[]', 'must be a list of edits'), ('[3]', "'3' is not an edit"),
