@@ -199,6 +199,8 @@ class _Row:
             if axis in FREE and self.pieces:
                 labels[axis] = self.pieces[self.side(name, axis)]
                 array = np.take(array, range(len(labels[axis])), axis=index)
+        if not labels:  # np.take copies. A view would be read-only, and would keep the whole batch in memory
+            array = array.copy()
         return Values(name, axes, array, labels)
 
 
