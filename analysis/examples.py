@@ -70,6 +70,7 @@ def _make(*command: str) -> None:
             print(line, end='', file=sys.stderr)
     except BaseException:
         process.terminate()
+        process.communicate()  # until the process ends, the same call would fail: the run is in use
         raise
     if process.wait():
         raise UserError(f'the command python {" ".join(command)} failed. Its output is above')

@@ -11,6 +11,7 @@ applied first, then 'scale', 'zero' and 'add'. For each head and position, at mo
 inference/editor.py applies edits.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import json
@@ -44,12 +45,12 @@ class Edit:
     Attributes:
       edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`.
       place: the name of a place, or a shell pattern such as '*/self_attention/heads'.
-      by: the argument of the edit. 'zero' takes no argument. 'scale' takes a number, or an array that broadcasts to the
-        last axes of the place, such as [heads, 1] for 'heads', and [heads, 1, 1] for 'weights'. 'add' takes a vector
-        (steering), or an array that broadcasts to the last axes; weights of hidden keys are unchanged. 'mean' takes an
-        array, texts, or the name of a split. With texts or a split, the value at every token is replaced by the mean
-        over all tokens of these texts, without hidden patches of series. For a language model, a split stands for its
-        first 100 documents.
+      by: the argument of the edit. 'zero' and functions take no argument. 'scale' takes a number, or an array that
+        broadcasts to the last axes of the place, such as [heads, 1] for 'heads', and [heads, 1, 1] for 'weights'. 'add'
+        takes a vector (steering), or an array that broadcasts to the last axes; weights of hidden keys are unchanged.
+        'mean' takes an array, texts, or the name of a split. With texts or a split, the value at every token is
+        replaced by the mean over all tokens of these texts, without hidden patches of series. For a language model, a
+        split stands for its first 100 documents.
         'replace' takes an array [position, ...], another text, or a pair (source, target). With another text, the value
         is replaced by the value of that text at the same position (activation patching); values after the end of that
         text are unchanged, except weights of keys after its end, which become 0. A language model reads a text after
@@ -75,17 +76,16 @@ class Edit:
     def __post_init__(self):
         for name in 'heads', 'positions':
             object.__setattr__(self, name, _indices(getattr(self, name), f'{self.where}: {name}'))
-        if callable(self.edit):
-            return
-        if self.edit not in KINDS:
+        if not callable(self.edit) and self.edit not in KINDS:
             raise UserError(f'there is no edit {self.edit!r}. {nearest(self.edit, KINDS)}')
-        if self.by is None and self.edit != 'zero' or self.by is not None and self.edit == 'zero':
+        takes_by = not callable(self.edit) and self.edit != 'zero'
+        if (self.by is not None) != takes_by:
             raise UserError(f'{self.where}: "by" '
-                            + ('is missing. See docs/inside.md' if self.by is None else 'has no effect. Remove "by"'))
+                            + ('is missing. See docs/inside.md' if takes_by else 'has no effect. Remove "by"'))
         if self.edit == 'freeze' and isinstance(self.by, str) and self.by not in PATTERNS:
             raise UserError(f'{self.where}: by={self.by!r} must be an array of numbers, or one of '
                             f'{", ".join(PATTERNS)}')
-        if self.edit != 'zero' and not (self.has_text or self.edit == 'freeze' and isinstance(self.by, str)):
+        if takes_by and not (self.has_text or self.edit == 'freeze' and isinstance(self.by, str)):
             _check_numbers(self.by, self.where)
 
     @property
@@ -100,7 +100,7 @@ class Edit:
 
     @classmethod
     def of(cls, fields: Any, where: str = 'edits') -> 'Edit':
-        """Returns the edit that a JSON object describes.
+        """Returns the edit that a JSON object describes. In Python, 'edit' may also be a function.
 
         Raises:
           UserError: if a field is unknown or missing.
@@ -111,9 +111,10 @@ class Edit:
         for name in fields:
             if name not in names:
                 raise UserError(f'{where}: an edit has no field {name!r}. {nearest(name, names)}')
-        if missing := [name for name in ('edit', 'place') if not isinstance(fields.get(name), str)]:
-            raise UserError(f'{where}: the edit {json.dumps(fields)[:80]} has no {missing[0]!r}. Add {missing[0]!r} '
-                            'with a string')
+        for name in 'edit', 'place':
+            if not (isinstance(fields.get(name), str) or name == 'edit' and callable(fields.get(name))):
+                raise UserError(f'{where}: the edit {json.dumps(fields, default=str)[:80]} has no {name!r}. Add '
+                                f'{name!r} with a string')
         return cls(**fields)
 
     def as_json(self) -> dict[str, Any]:
@@ -201,13 +202,11 @@ def _indices(numbers: Any, where: str) -> list[int] | None:
     """Returns the indices of heads or tokens as a list. Raises UserError if they are not whole numbers."""
     if numbers is None:
         return None
-    try:
+    with contextlib.suppress(TypeError):  # not a list, or an entry is not a whole number
         listed = [operator.index(number) for number in numbers if not isinstance(number, bool)]
-    except TypeError:
-        listed = []
-    if not hasattr(numbers, '__len__') or len(listed) < len(numbers) or max(listed, default=0) > MOST_INDEX:
-        raise UserError(f'{where}={str(numbers)[:80]} must be a list of whole numbers from 0 to {MOST_INDEX}')
-    return listed
+        if len(listed) == len(numbers) and max(listed, default=0) <= MOST_INDEX:
+            return listed
+    raise UserError(f'{where}={str(numbers)[:80]} must be a list of whole numbers from 0 to {MOST_INDEX}')
 
 
 def _check_numbers(by: Any, where: str) -> None:

@@ -21,7 +21,7 @@ from input_pipeline.input_format import InputFormat
 from model import Params
 from model.losses import Sums
 
-ROWS = 256  # contexts in a batch of an evaluation
+ROWS = 256  # maximum number of contexts at a time, in an evaluation and in `Forecaster.arguments`
 
 Steps = Float[np.ndarray, 'windows horizon channels']
 
@@ -50,8 +50,10 @@ class Forecaster(Predictor):
         The argument 'following' is the forecast of the model for the steps after the context, in standardised units.
         """
         arguments = super().arguments(raw)
-        return arguments | {'following': process_allgather(
-            self._decode(self.params, arguments['inputs']), tiled=True)}
+        inputs = arguments['inputs']
+        following = [process_allgather(self._decode(self.params, inputs[begin:begin + ROWS]), tiled=True)
+                     for begin in range(0, max(1, len(inputs)), ROWS)]
+        return arguments | {'following': np.concatenate(following)}
 
     def _decoded(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the autoregressive forecast [batch, horizon, channels]: each patch is an input for the next patches.

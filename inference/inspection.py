@@ -199,6 +199,8 @@ class _Row:
             if axis in FREE and self.pieces:
                 labels[axis] = self.pieces[self.side(name, axis)]
                 array = np.take(array, range(len(labels[axis])), axis=index)
+        if not labels:  # np.take copies. A view would be read-only, and would keep the whole batch in memory
+            array = array.copy()
         return Values(name, axes, array, labels)
 
 
@@ -312,7 +314,8 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
             values, = inspect_each(model, [by], names, options)
             return {name: values[name].values for name in names}
         return _means(model, _rows(model, split(by) if isinstance(by, str) else by, options), names)
-    return {} if by is None else dict.fromkeys(names, by)
+    # A copy, because the caller may change the array later.
+    return {} if by is None else dict.fromkeys(names, np.array(by, np.float32))
 
 
 def _means(model: Answerer, rows: Sequence[_Row], names: Sequence[str]) -> dict[str, Float[np.ndarray, '...']]:

@@ -54,6 +54,8 @@ class SearchOptions:
                     f'{name}={value!r} must be {"a whole number" if whole else "a number"}')
             problem = bounds.problem(getattr(self, name))
             require(not problem, f'{name}={value} {problem}{HINTS.get(name, "")}')
+            if whole:  # NumPy's whole numbers have no bit_length
+                object.__setattr__(self, name, int(getattr(self, name)))
         require(self.method not in BEAM_METHODS or self.n_best <= self.beam,
                 f'n_best={self.n_best} must be at most beam={self.beam}. Increase beam')
         require(self.method != 'greedy' or self.n_best == 1,

@@ -67,12 +67,15 @@ class LiveCurve:
         return figure
 
     def _draw(self) -> None:
+        from IPython.core.display import Image
         from IPython.core.display_functions import display
+        from IPython.core.pylabtools import print_figure
 
+        picture = Image(print_figure(self.figure()))  # without %matplotlib inline, a notebook shows a figure as text
         if self._display is None:
-            self._display = display(self.figure(), display_id=True)
+            self._display = display(picture, display_id=True)
         else:
-            self._display.update(self.figure())
+            self._display.update(picture)
         self._drawn = time.monotonic()
 
 

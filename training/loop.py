@@ -108,15 +108,18 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
     if problems:
         raise UserError('\n'.join(problems))
     check_places(config)
-    with StopSignals(exits=False) as stop, RunDirectory(os.fspath(workdir), config) as directory:
-        try:
+    try:
+        with StopSignals(exits=False) as stop, RunDirectory(os.fspath(workdir), config) as directory:
             run(config, directory, stop, ProfilerWindow(None, directory.path, config.train.steps), draw,
                 [LiveCurve(directory.path, config.eval.metric)] if in_notebook() else [])
-        except SystemExit as stopped:
-            if stopped.code != STOPPED:
-                raise
-            raise KeyboardInterrupt('stopped and saved. The same call resumes the training') from None
-    return load(directory.path)
+            path = directory.path
+    except SystemExit as stopped:
+        if stopped.code != STOPPED:
+            raise
+        path = None
+    if path is None:  # raised here, because a notebook keeps this exception, and the SystemExit keeps the train state
+        raise KeyboardInterrupt('stopped and saved. The same call resumes the training')
+    return load(path)
 
 
 class TrainingParts(NamedTuple):

@@ -53,3 +53,26 @@ def test_a_failure_is_reported(root, capfd):
     with pytest.raises(UserError, match='the command python train.py --config=configs/demo.py'):
         examples.example_run('demo')
     assert 'no such recipe' in capfd.readouterr().err
+
+
+def test_an_interrupt_waits_for_the_end_of_the_process(root, monkeypatch):
+    (root / 'train.py').write_text("""
+import signal, sys, time
+def save(*_):
+    print('saving', file=sys.stderr)
+    time.sleep(0.1)
+    open('saved', 'w').close()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print('logged', file=sys.stderr, flush=True)
+time.sleep(60)
+""")
+
+    def interrupted(text, **_):
+        if text == 'logged\n':
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(examples, 'print', interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        examples.example_run('demo')
+    assert (root / 'saved').exists()

@@ -231,6 +231,14 @@ def test_the_mean_over_test_includes_all_test_sets_and_long_references(runs):
     np.testing.assert_allclose(mean, expected, rtol=1e-6)
 
 
+def test_an_array_that_is_changed_later_does_not_change_the_edited_model(runs):
+    numbers = np.ones(8, np.float32)
+    edited = runs['transformer'].edited([Edit('add', 'decoder', numbers)])
+    numbers += 1
+    for run in edited, edited.edited([Edit('zero', 'encoder')]):
+        np.testing.assert_array_equal(run.model.params[EDITS][-1]['decoder'], np.ones(8))
+
+
 @pytest.mark.slow
 def test_weights_are_scaled_by_a_number_for_each_head(runs):
     place, scales = f'{CROSS}/weights', [[[0.5]], [[2.0]]]
@@ -286,6 +294,7 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (('zero', 'decoder', None, None, [-1]), r'positions=\[-1\] must be at least 0'),
     (('zer', 'decoder'), "there is no edit 'zer'. Did you mean zero"),
     (('zero', 'decoder', 3), '"by" has no effect'),
+    ((turned, 'decoder', VECTOR), '^the function at decoder: "by" has no effect. Remove "by"'),
     (('scale', 'decoder'), '"by" is missing'),
     (('add', 'decoder', [1.0, 2.0]),
      r"edit 'add' at decoder: the numbers have the shape \[2\], but the place has \[8\]. Use numbers of this shape"),
@@ -320,6 +329,12 @@ def test_a_function_of_another_shape_and_two_edits_of_one_value_are_refused(runs
         runs['transformer'].edited([Edit(lambda value, at: value[..., 0], 'decoder')])
     with pytest.raises(UserError, match='two edits replace the same values of decoder'):
         runs['transformer'].edited([Edit('mean', 'decoder', [0.0] * 8), Edit(turned, 'decoder')])
+
+
+def test_a_dict_in_python_may_have_a_function(runs):
+    assert runs['transformer'].edited([{'edit': turned, 'place': 'decoder'}]).edits == (Edit(turned, 'decoder'),)
+    with pytest.raises(UserError, match="has no 'place'. Add 'place' with a string"):
+        Edit.of({'edit': turned})
 
 
 @pytest.mark.parametrize('content, message', [

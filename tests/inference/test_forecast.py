@@ -84,6 +84,18 @@ def test_values_inside_a_forecast_can_be_read(model):
     assert explanation.attention[0].keys == ['window 1', 'window 2', 'window 3', 'window 4']
 
 
+@pytest.mark.parametrize('count, parts', [(0, [0]), (3, [2, 1])])
+def test_many_series_are_forecast_in_batches(model, count, parts, monkeypatch):
+    rows, decode = [], model._decode
+    contexts = np.lib.stride_tricks.sliding_window_view(SERIES, 6, axis=0)[:count].swapaxes(1, 2)
+    expected = decode(model.params, model.preprocessing.inputs(contexts))
+    monkeypatch.setattr('inference.forecast.ROWS', 2)
+    monkeypatch.setattr(model, '_decode', lambda params, inputs: rows.append(len(inputs)) or decode(params, inputs))
+    following = model.arguments(contexts)['following']
+    assert rows == parts
+    np.testing.assert_allclose(following, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_naive_forecasts_repeat_the_last_value_or_the_last_season():
     contexts = np.arange(12.0).reshape(1, 6, 2)
     naive, seasonal = naive_forecasts(contexts, 4, 3).values()

@@ -157,6 +157,11 @@ def test_a_copy_of_values_is_independent(run):
     assert not np.array_equal(values, copied) and np.shares_memory(np.asarray(values), values.values)
 
 
+def test_values_can_be_changed_and_do_not_keep_the_whole_batch():
+    values = random_run('patches', num_layers=1).inspect(np.zeros((2, 8, 8, 1)), 'head')[0]['head'].values
+    assert values.base is None and values.flags.writeable
+
+
 def test_a_second_call_with_the_same_places_compiles_nothing(run):
     run.inspect([('one', 'un')], 'decoder')
     before = compile_time.seconds

@@ -251,6 +251,7 @@ def test_values_of_other_types_are_refused_where_nothing_checks_annotations():
     code = """
 import numpy as np
 from runtime.errors import UserError
+from inference.edits import Edit
 from inference.inputs import checked_texts
 from inference.options import SearchOptions
 from inference.translate import Translator
@@ -258,12 +259,13 @@ calls = [lambda each=each: SearchOptions(**each) for each in (
     {'beam': 2.5}, {'beam': True}, {'seed': 1.5}, {'extra_length': '2'}, {'alpha': None}, {'top_p': float('nan')})]
 pairs = [lambda pairs=pairs: Translator.forced_all(None, pairs) for pairs in (
     ('ab', 'cd'), ['ab', 'cd'], 'ab', [('a', 'b'), ('a', 'b', 'c')], [('a', 'b'), ('a', 3)])]
-for call in [*calls, lambda: checked_texts(['one', 3]), lambda: checked_texts([None]), *pairs]:
+for call in [*calls, lambda: checked_texts(['one', 3]), lambda: checked_texts([None]), *pairs,
+             lambda: Edit('zero', 'encoder', heads=np.array(2))]:
     try:
         call()
     except UserError as error:
         print(error)
-print(SearchOptions(beam=np.int64(3), alpha=1).beam)
+print(repr(SearchOptions(beam=np.int64(3), alpha=1).beam))
 """
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines() == [
@@ -273,7 +275,8 @@ print(SearchOptions(beam=np.int64(3), alpha=1).beam)
         'text 1 is None: must be a string that UTF-8 can encode',
         *(f'pair {pair}: must be (source, target). Use a list of pairs, [(source, target), ...]'
           for pair in ("1 is 'ab'", "1 is 'ab'", "1 is 'a'", "2 is ('a', 'b', 'c')")),
-        'text 2 is 3: must be a string that UTF-8 can encode', '3'], done.stderr
+        'text 2 is 3: must be a string that UTF-8 can encode',
+        "edit 'zero' at encoder: heads=2 must be a list of whole numbers from 0 to 2147483647", '3'], done.stderr
 
 
 def resident():

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -58,6 +59,14 @@ def test_an_interrupt_saves_and_the_same_call_resumes(whole, tmp_path, cache, mo
     assert 0 < steps(tmp_path / 'run')[-1] < 12 and signal.getsignal(signal.SIGINT) is former
     loop.train(tiny_config(cache), str(tmp_path / 'run'))
     assert outcome(tmp_path / 'run') == outcome(whole)
+
+
+@pytest.mark.parametrize('part', ['RunDirectory', 'open_data'])
+def test_an_interrupt_at_any_time_is_a_keyboard_interrupt_that_keeps_no_state(part, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(loop, part, lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match='saved') as error:
+        loop.train(tiny_config(cache), tmp_path / 'run')
+    assert error.value.__context__ is None
 
 
 @pytest.mark.slow
@@ -164,14 +173,8 @@ def test_each_training_in_a_notebook_prints_the_messages_about_the_data(notebook
 @pytest.mark.slow
 def test_in_a_notebook_it_draws_a_curve_and_prints_the_log(tmp_path, cache, monkeypatch, notebook, capsys):
     shown = []
-
-    class Display:
-        def update(self, figure):
-            shown.append(figure)
-
     monkeypatch.setattr('training.curve.INTERVAL', 0.0)
-    monkeypatch.setattr('IPython.core.display_functions.display',
-                        lambda figure, display_id: (shown.append(figure), Display())[1])
+    monkeypatch.setattr('IPython.core.pylabtools.print_figure', lambda figure: (shown.append(figure), b'')[1])
     loop.train(tiny_config(cache), tmp_path / 'run')
     assert 'step 12: validation_loss' in capsys.readouterr().err
     assert not notebook.handlers, 'the notebook has its logging back'
@@ -181,6 +184,17 @@ def test_in_a_notebook_it_draws_a_curve_and_prints_the_log(tmp_path, cache, monk
     drawn = {line.get_label(): [*map(tuple, line.get_xydata())] for axes in (losses, metric) for line in axes.lines}
     assert drawn == {name: [(line['step'], line[name]) for line in lines if name in line]
                      for name in ('train_loss', 'validation_loss', 'validation_accuracy')}
+
+
+def test_the_curve_is_a_picture_without_matplotlib_inline(whole, monkeypatch):
+    shown = []
+    display = types.SimpleNamespace(update=shown.append)
+    monkeypatch.setattr('IPython.core.display_functions.display',
+                        lambda picture, display_id: (shown.append(picture), display)[1])
+    curve = LiveCurve(whole, 'accuracy')
+    for _ in range(2):
+        curve.close()
+    assert [picture.data[:4] for picture in shown] == [b'\x89PNG'] * 2
 
 
 def test_the_curve_of_a_resumed_run_begins_with_what_was_before(whole):
