@@ -67,9 +67,9 @@ class LiveCurve:
         return figure
 
     def _draw(self) -> None:
-        from IPython.core.display import Image
         from IPython.core.display_functions import display
         from IPython.core.pylabtools import print_figure
+        from IPython.display import Image
 
         picture = Image(print_figure(self.figure()))  # without %matplotlib inline, a notebook shows a figure as text
         if self._display is None:
