@@ -319,6 +319,8 @@ SLOW = [
     Case('--workdir={run} --input=- --look=bogus', '--look=bogus'),
     Case('--workdir={run} --input=- --output={run}/config.json', '--output='),
     Case('--workdir={run} --input=- --output={run}/data/source.model', '--output='),
+    *(Case(f'--workdir={{run}} --input=- --output={{run}}/{name}', 'is a file of the run itself')
+      for name in ('model.safetensors', 'recipe.py')),
     Case('--workdir={run} --input=- --explain={run}/metrics.jsonl', '--explain='),
     Case('--workdir={run} --input=- --output={run}/checkpoints/6/x', '--output='),
     Case('--workdir={run} --split=test --explain={here}', '{here}'),
