@@ -132,7 +132,7 @@ def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value of a JSON file is a number. Integers of more than 64 bits, which no run writes, are not."""
+    """Returns whether a value of a JSON file is a number. Integers of more than 64 bits are not accepted."""
     return isinstance(value, float) or isinstance(value, int) and abs(value) < 2 ** 63
 
 

@@ -39,6 +39,7 @@ QUICK = [
         (with_values(model__colour='red'), 'model.colour'), (with_values(seed=-1), 'seed'),
         (with_values(train={'steps': {'steps': {}}}), 'train.steps'), (with_values(train__steps={}), 'train.steps'))),
     Case('--config={root}/configs/fine_tune.py:{here}/none --workdir={new}', '{here}/none'),
+    Case('--config={root}/configs/fine_tune.py:~nobody_of_this_name/run --workdir={new}', '~nobody_of_this_name/run'),
     # Numbers out of range
     demo('seed=-1'),
     demo('seed=4294967296'),
@@ -176,6 +177,7 @@ QUICK = [
     Case(DEMO + '--num_processes=1 --process_id=0 --coordinator_address=localhost', '--coordinator_address=localhost'),
     Case(DEMO + '--num_processes=1 --process_id=0 --coordinator_address=localhost:99999', '--coordinator_address'),
     Case(DEMO + '--num_processes=x', '--num_processes=x'),
+    Case(DEMO + '--patience=99999999999999999999', '--patience=99999999999999999999'),
     Case(DEMO + '--verbosity=x', 'verbosity'),
     # Impossible run directories
     Case('--config={root}/configs/demo.py --workdir=/dev/null/run', '/dev/null/run'),
