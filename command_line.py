@@ -12,6 +12,7 @@ import inspect
 import logging
 import os
 import re
+import shutil
 import sys
 import threading
 import types
@@ -117,9 +118,10 @@ def _explain_import(kind: type[BaseException], error: BaseException, trace: type
 
     This function replaces sys.excepthook. For all other errors, it prints the usual traceback.
     """
-    if name := re.search(r"for environment '(JAX_\w+)'", str(error)):
-        _fail(f'{name[1]}={os.environ.get(name[1])}: JAX does not accept this value. Set the environment variable to '
-              'another value, such as 0 or 1, or remove it')
+    if found := re.search(r"for environment '(JAX_\w+)'|for JAX flag (jax_\w+)$", str(error)):
+        name = (found[1] or found[2]).upper()
+        _fail(f'{name}={os.environ.get(name)}: JAX does not accept this value. Set the environment variable to another '
+              'value, or remove it')
     sys.__excepthook__(kind, error, trace)
 
 
@@ -140,9 +142,13 @@ def _quietly_ended() -> Iterator[None]:
 def flag_files_explained() -> Iterator[None]:
     """Ends the script with a message and status 2 if the code in this context cannot read a file of --flagfile.
 
-    ml_collections reads the files of --flagfile as soon as a script defines --config.
+    ml_collections reads the files of --flagfile as soon as a script defines --config. Each file is read several times.
     """
     with _explained():
+        for path in map(os.path.expanduser, _values(sys.argv, 'flagfile')):
+            if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path) or path == os.devnull):
+                raise UserError(f'--flagfile={path} is a pipe or a device, which can be read only once. Use a regular '
+                                'file')
         try:
             yield
         except (flags.Error, UnicodeDecodeError) as error:
@@ -184,17 +190,19 @@ def _parse(argv: list[str]) -> list[str]:
     Raises:
       UserError: if a flag does not exist, or if a value or the recipe of --config is wrong.
     """
-    recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
+    with flag_files_explained():
+        argv = [argv[0], *flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False)]
+    if '\0' in ''.join(argv):  # a command line cannot contain this character
+        raise UserError('a file of --flagfile contains the character NUL. Write the file again as UTF-8 text')
+    recipe = ['', *_values(argv, 'config')][-1] if 'config' in flags.FLAGS else ''
     if recipe and not os.path.isfile(file := recipe.partition(':')[0]):  # ':' begins the argument of get_config
         raise UserError(no_recipe(file))
     try:
         with faults_in(recipe, only=True):
             return flags.FLAGS(argv)
     except flags.Error as error:  # an unknown flag, or a value of the wrong type
-        raise UserError(_no_flag_file(error) or _without_recipe(error) or _no_config(recipe, error)
+        raise UserError(_without_recipe(error) or _no_config(recipe, error)
                         or _in_words(str(error)).removeprefix('flag ')) from error
-    except UnicodeDecodeError as error:
-        raise UserError(_no_flag_file(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_unknown_option(argv) or _no_config(recipe, error)
                         or f'--config or one of its overrides is wrong: {error.args[0]}') from error
@@ -226,13 +234,11 @@ def _fail(message: str):
     sys.exit(2)
 
 
-def _recipe(argv: list[str]) -> str:
-    """Returns the value of the last --config=RECIPE or --config RECIPE."""
-    recipe = ''
-    for argument, following in zip(argv, [*argv[1:], ''], strict=True):
-        if named := re.fullmatch('--?config(?:=(.*))?', argument, re.DOTALL):
-            recipe = following if named[1] is None else named[1]
-    return recipe
+def _values(argv: list[str], flag: str) -> list[str]:
+    """Returns the values of a flag, from all arguments --FLAG=VALUE and --FLAG VALUE."""
+    return [following if named[1] is None else named[1]
+            for argument, following in zip(argv, [*argv[1:], ''], strict=True)
+            if (named := re.fullmatch(f'--?{flag}(?:=(.*))?', argument, re.DOTALL))]
 
 
 def _no_config(recipe: str, error: BaseException) -> str:
@@ -283,6 +289,8 @@ def _help(module: str, *, full: bool) -> None:
 
     If `full` is true, also prints the options of the config and the flags of the libraries.
     """
+    # absl wraps lines to the width of the terminal, and fails if the terminal is narrower than the indentation.
+    os.environ['COLUMNS'] = str(max(40, shutil.get_terminal_size().columns))
     print(inspect.cleandoc(sys.modules[module].__doc__ or ''), flags.FLAGS.main_module_help(), sep='\n\n')
     if 'config' not in flags.FLAGS:
         return

@@ -36,7 +36,7 @@ COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'For several proc
 PROCESSES = flags.DEFINE_integer('num_processes', None, 'For several processes: the number of processes.')
 PROCESS = flags.DEFINE_integer('process_id', None, 'For several processes: the number of this process, from 0.')
 PATIENCE = flags.DEFINE_integer('patience', 300, 'For several processes: seconds to wait for a missing or slow '
-                                'process.', 1)
+                                'process.', 1, 1_000_000)
 PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, without training.')
 PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler. With '
                               'several processes, only process 0 is traced.')

@@ -30,6 +30,7 @@ from run_directory.records import (
     EVALUATED,
     EXPORTED,
     METRICS_FILE,
+    is_number,
     read_config,
     read_metrics,
     saved_steps,
@@ -136,9 +137,10 @@ class RunRecord:
     @property
     def speed(self) -> float | None:
         """The median number of target tokens per second in training. None if no value has been logged yet."""
-        # The first value includes compilation.
         points = self.curves.get('tokens_per_second', [])
-        return statistics.median(value for _, value in points[1:] or points) if points else None
+        # The first value includes compilation.
+        speeds = [value for _, value in points[1:] or points if math.isfinite(value)]
+        return statistics.median(speeds) if speeds else None
 
 
 class Spread(NamedTuple):
@@ -273,7 +275,7 @@ def _read_scores(path: Path) -> dict[str, Any]:
     advice = f'Delete the file: decode.py --split={path.stem} writes the file again'
     scores = read_json(path, advice)
     for name in (*METRICS, 'parameters'):
-        if not isinstance(scores.get(name, 0), int | float):
+        if not is_number(scores.get(name, 0)):
             raise UserError(f'{path} is damaged: {name} is not a number. {advice}')
     if not isinstance(scores.get('checkpoint_steps', []), list):
         raise UserError(f'{path} is damaged: checkpoint_steps is not a list. {advice}')

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.options import BEAM_METHODS, choices, decisive, flatten, is_used
+from configs.options import BEAM_METHODS, COUNT, SOME, choices, decisive, flatten, is_used
 from configs.tasks import TASKS
 from runtime.errors import UserError
 from runtime.files import check_file, check_folder, expanded
@@ -129,9 +129,9 @@ class Request:
                             f'--look={kind}, or add --pictures=DIR or --alignments=FILE')
         if self.format != 'jsonl' and (flags := self._given('attention', *['n_best'] * several)):
             raise UserError(f'{flags} can be used only with --format=jsonl, because the text of an answer is one line')
-        for name, least, shows in ('picture_count', 0, 'pictures'), ('explain_count', 1, 'explain'):
-            if values[name] < least:
-                raise UserError(f'--{name}={values[name]} must be at least {least}')
+        for name, allowed, shows in ('picture_count', COUNT, 'pictures'), ('explain_count', SOME, 'explain'):
+            if problem := allowed.problem(values[name]):
+                raise UserError(f'--{name}={values[name]} {problem}')
             if values[name] != getattr(Request, name) and values[shows] is None:
                 raise UserError(f'--{name}={values[name]} has no effect without --{shows}. Add --{shows}')
         for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):

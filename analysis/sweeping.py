@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,10 +42,10 @@ def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
         shipped = (Path(__file__).parents[1] / 'configs' / 'sweeps').glob('[!_]*.py')
         raise UserError(f'--sweep={path} does not exist{did_you_mean(str(path), map(os.path.relpath, shipped))}')
     # The file may have any extension, but importlib would choose the loader by the extension.
-    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
-    spec = importlib.util.spec_from_loader(path.stem, loader)
+    loader = importlib.machinery.SourceFileLoader('sweep_file', str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None, 'the loader is given'
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[loader.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module
     with faults_in(str(path)):
         loader.exec_module(module)
     if not callable(getattr(module, 'get_sweep', None)):

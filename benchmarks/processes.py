@@ -59,7 +59,7 @@ from command_line import run_script
 from run_directory.checkpoints import open_checkpoints
 from run_directory.records import saved_steps
 from runtime.errors import UserError
-from runtime.files import expanded, write_text
+from runtime.files import expanded, read_json, write_text
 from runtime.stopping import STOPPED
 
 ROOT = Path(__file__).parents[1]
@@ -338,7 +338,7 @@ def main() -> None:
     jax.config.update('jax_platforms', 'cpu')
     folder = expanded(FOLDER.value).absolute()
     results, reference = folder / 'cells.json', folder / 'reference'
-    cells = json.loads(results.read_text()) if results.exists() else {}
+    cells = read_json(results, 'Delete the file, or use another --folder') if results.exists() else {}
     try:
         selected = [(row, column) for row in ROWS for column in COLUMNS if re.search(CELLS.value, f'{row} {column}')]
     except re.error as error:

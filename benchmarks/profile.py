@@ -24,6 +24,7 @@ from benchmarks.operations import Op, ops_of
 from benchmarks.turns import check_precision
 from benchmarks.workloads import WORKLOADS, Search
 from command_line import run_script
+from kernels.xla import xla_flags
 from runtime.errors import UserError
 from runtime.files import expanded
 
@@ -45,7 +46,7 @@ def main() -> None:
     check_precision(PRECISION.value, DTYPE.value)
     with tempfile.TemporaryDirectory() as dump:
         # XLA reads the variable when XLA is first used, and writes all compiled programs into the folder.
-        os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_dump_to={dump} --xla_dump_hlo_as_text'
+        os.environ['XLA_FLAGS'] = f'{xla_flags()} --xla_dump_to={dump} --xla_dump_hlo_as_text'
         report(Path(dump))
 
 

@@ -19,7 +19,8 @@ from absl import flags
 
 from benchmarks.workloads import Workload
 from command_line import run_script
-from runtime.files import expanded
+from runtime.errors import UserError
+from runtime.files import check_folder, expanded
 
 if TYPE_CHECKING:  # the import of matplotlib is slow, and --help does not need it
     from matplotlib.figure import Figure
@@ -43,6 +44,10 @@ class Point(NamedTuple):
 def main() -> None:
     from analysis.pictures import save_figure  # this import takes seconds, and --help does not need it
 
+    path = expanded(FIGURE.value)
+    if path.suffix not in ('.png', '.pdf', '.svg'):
+        raise UserError(f'--figure={path} must end with .png, .pdf or .svg')
+    check_folder(path.parent)
     curves = {}
     for size, values in SIZES.items():
         curves[size] = [measure(size, value) for value in values]
@@ -52,7 +57,7 @@ def main() -> None:
     for size, points in curves.items():
         print(json.dumps({'benchmark': 'scaling', 'size': size, **{
             f'exponent_of_{cost}': round(exponent(points, cost), 2) for cost in ('ms', 'gb')}}), flush=True)
-    save_figure(plot(curves), expanded(FIGURE.value))
+    save_figure(plot(curves), path)
 
 
 def measure(size: str, value: int) -> Point:

@@ -17,13 +17,12 @@ checkpoint of RUN. Further options:
 - --config.train.init_vocabulary=False learns a new vocabulary from the new data.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
 
 from configs.options import DEFAULTS
 from configs.versions import read_config_file
 from runtime.errors import UserError
+from runtime.files import expanded
 
 # These options of config.train are reset to their defaults, because they describe the training of RUN: its
 # teacher, its initial vocabulary and its trained parts.
@@ -33,7 +32,7 @@ NOT_TAKEN_OVER = ('teacher', 'teacher_checkpoint', 'teacher_weight', 'init_vocab
 
 def get_config(run: str = '') -> ConfigDict:
     """Returns the config that fine-tunes the model of the run directory `run`."""
-    path = Path(run).expanduser() / 'config.json'
+    path = expanded(run) / 'config.json'
     if not run or not path.is_file():
         raise UserError('--config=configs/fine_tune.py:RUN needs a run directory'
                         + (f', but {path} does not exist' if run else ''))

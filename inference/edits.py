@@ -26,6 +26,7 @@ from jaxtyping import Array
 
 from model.places import At
 from runtime.errors import UserError, nearest
+from runtime.files import read_bytes
 
 FIRST = 'replace', 'mean', 'freeze'  # edits that replace the value; functions are applied together with these edits
 KINDS = *FIRST, 'scale', 'zero', 'add'  # in the order in which they are applied
@@ -135,7 +136,7 @@ def read_edits(path: str) -> list[Edit]:
       UserError: if the file cannot be read, or is not a list of edits.
     """
     try:
-        text = Path(path).read_text('utf-8-sig')
+        text = read_bytes(Path(path)).decode('utf-8-sig')
     except (OSError, ValueError) as error:
         raise UserError(f'--edit={path} cannot be read: {error}. Use a JSON file with a list of edits') from None
     return parsed(text, f'--edit={path}')

@@ -28,7 +28,7 @@ from input_pipeline.input_format import InputFormat
 from input_pipeline.series_tables import read_csv, read_histories, read_unlabelled
 from input_pipeline.splits import Parts, naming_option, without_files
 from input_pipeline.text_files import open_binary
-from runtime.errors import UserError
+from runtime.errors import UserError, first_line
 from runtime.files import plain_or_gz
 
 IDX_IMAGES, IDX_LABELS = 'images-idx3-ubyte', 'labels-idx1-ubyte'
@@ -192,8 +192,9 @@ def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) 
       UserError: if one of the arrays `names` is missing. Also if an array is stored as a pickle, because a pickle could
         run code.
     """
-    if not zipfile.is_zipfile(path):
-        raise UserError(f'{path} is not an NPZ archive, or is truncated. Write the file with numpy.savez')
+    with open_binary(path):  # raises the error of a file without read permission, for which is_zipfile returns False
+        if not zipfile.is_zipfile(path):
+            raise UserError(f'{path} is not an NPZ archive, or is truncated. Write the file with numpy.savez')
     try:
         with np.load(path, allow_pickle=False) as archive:  # a pickle could run any code
             if missing := [name for name in names if name not in archive]:
@@ -203,16 +204,16 @@ def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) 
             arrays = [archive.get(name) for name in (*names, *optional)]
     # The archive is damaged, or NumPy does not support its compression or encryption. Or the header of an array has a
     # size that does not fit into memory or into a C integer. Or the header is not a valid Python literal: NumPy reads
-    # the header with Python's tokenizer.
+    # the header with Python's tokenizer. Or the header is a literal of another form than NumPy expects.
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, MemoryError,
-            OverflowError, SyntaxError, tokenize.TokenError) as error:
+            OverflowError, SyntaxError, tokenize.TokenError, TypeError, LookupError) as error:
         if isinstance(error, MemoryError):
             advice = ('Use fewer or smaller examples, or a machine with more memory. If the file is damaged, write it '
                       'again with numpy.savez')
         else:
             advice = ('Save arrays of numbers or text, not objects' if 'allow_pickle' in str(error) else
                       'Write the file again with numpy.savez')
-        raise UserError(f'{path} cannot be read: {error}. {advice}') from None
+        raise UserError(f'{path} cannot be read: {first_line(error)}. {advice}') from None
     for name, array in zip((*names, *optional), arrays, strict=True):
         if not isinstance(array, np.ndarray | None):  # NumPy returns bytes if the member is a pickle or a text
             raise UserError(f'{path}: {name} is not an array. Write the file with numpy.savez')

@@ -4,14 +4,21 @@ import functools
 import importlib.metadata
 import os
 import sys
+from pathlib import Path
 
 WRONG = '0.10.2'  # 0.10.0, 0.10.1, 0.11.0 and 0.11.1 were tested and compute these sums correctly
 WITHOUT_REDUCTIONS = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
 
 
+def xla_flags() -> str:
+    """Returns the flags of XLA_FLAGS. If its value is the name of a file, the file contains the flags."""
+    flags = os.environ.get('XLA_FLAGS', '')
+    return flags if flags.lstrip().startswith('-') or not os.path.isfile(flags) else Path(flags).read_text()
+
+
 def lacks_flag() -> bool:
     """Returns True if this version of jaxlib needs the flag and the flag is not set, so that sums may be wrong."""
-    return importlib.metadata.version('jaxlib') == WRONG and 'ynn_fusion_type' not in os.environ.get('XLA_FLAGS', '')
+    return importlib.metadata.version('jaxlib') == WRONG and 'ynn_fusion_type' not in xla_flags()
 
 
 @functools.cache
@@ -27,7 +34,7 @@ def avoid_wrong_sums() -> str:
     if not lacks_flag():
         return ''
     # The flag is also set for child processes, because they inherit the environment.
-    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {WITHOUT_REDUCTIONS}'.strip()
+    os.environ['XLA_FLAGS'] = f'{xla_flags()} {WITHOUT_REDUCTIONS}'.strip()
     bridge = sys.modules.get('jax._src.xla_bridge')  # a private module, but the version of jaxlib is fixed
     if bridge is None or not bridge.backends_are_initialized() or bridge.get_backend().platform != 'cpu':
         return ''

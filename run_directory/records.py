@@ -120,15 +120,20 @@ def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
     for number, line in enumerate(content.splitlines(keepends=True), 1):
         try:
             metrics = json.loads(line)
-            if not isinstance(metrics, dict) or type(metrics.get('step')) is not int:
+            step = metrics.get('step') if isinstance(metrics, dict) else None
+            if type(step) is not int or not 0 <= step < 2 ** 63:
                 raise ValueError('the line has no step')
         except (ValueError, RecursionError):
             if line.endswith(b'\n'):
                 damaged.append(number)
             continue
-        lines.append({name: value for name, value in metrics.items()
-                      if isinstance(value, float) or isinstance(value, int) and abs(value) < 2 ** 63})
+        lines.append({name: value for name, value in metrics.items() if is_number(value)})
     return lines, damaged
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value of a JSON file is a number. Integers of more than 64 bits are not accepted."""
+    return isinstance(value, float) or isinstance(value, int) and abs(value) < 2 ** 63
 
 
 def tensorboard(folder: Path, *plugins: str) -> str:

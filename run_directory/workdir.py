@@ -30,6 +30,7 @@ from run_directory.records import (
     LOWERED,
     MEASURED,
     METRICS_FILE,
+    RECIPE,
     finished_at,
     finished_message,
     lowered_options,
@@ -47,7 +48,7 @@ LOCK = 'lock'
 OWNER = 'owner'  # the file with the lease, a line that identifies the training that uses the directory
 VISIBLE = 20  # maximum time, in seconds, that the other processes wait for a file that the leader has written
 # Files of a run. Other commands must not replace these files with their outputs.
-OWN = (CONFIG, CHANGES, LOCK, OWNER, KEPT, METRICS_FILE, 'checkpoints')
+OWN = (CONFIG, CHANGES, EXPORTED, LOCK, OWNER, KEPT, METRICS_FILE, RECIPE, 'checkpoints')
 # Options that name the data and the teacher. Their values may change if the content is the same, which training checks.
 NAMING_INPUTS = ('data.dir', 'data.file', 'train.teacher', 'train.teacher_checkpoint')
 

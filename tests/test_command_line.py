@@ -68,6 +68,12 @@ def test_help_shows_our_flags_first_and_where_the_options_are():
     assert places == sorted(places)
 
 
+def test_help_does_not_need_a_wide_terminal():
+    done = subprocess.run([sys.executable, '-c', SCRIPT.format(body='pass'), '--help'], cwd=ROOT, text=True,
+                          env=os.environ | {'COLUMNS': '1'}, capture_output=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, '') and '--config: The recipe' in done.stdout
+
+
 @pytest.mark.parametrize('script, argument, status', [
     ('train.py', '--help', 0), ('train.py', '--hepl', 2), ('decode.py', '--help', 0), ('sweep.py', '--hepl', 2),
     ('-mtools.show_batch', '--help', 0), ('-mtools.show_run', '--hepl', 2), ('-mtools.plan', '--help', 0),
@@ -194,11 +200,14 @@ runpy.run_module({arguments[0]!r}, run_name='__main__', alter_sys=True)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, 'interrupted\n')
 
 
-def test_a_wrong_value_of_a_variable_of_jax_is_explained():
-    done = subprocess.run([sys.executable, '-m', *RUN], cwd=ROOT, env={**os.environ, 'JAX_ENABLE_X64': 'maybe'},
+@pytest.mark.parametrize('name, value', [
+    ('JAX_ENABLE_X64', 'maybe'), ('JAX_NUM_CPU_DEVICES', 'two'), ('JAX_DEFAULT_MATMUL_PRECISION', 'bf')])
+@pytest.mark.fast_cases(2)
+def test_a_wrong_value_of_a_variable_of_jax_is_explained(name, value):
+    done = subprocess.run([sys.executable, '-m', *RUN], cwd=ROOT, env={**os.environ, name: value},
                           capture_output=True, text=True, timeout=600)
     assert done.returncode == 2 and 'Traceback' not in done.stderr
-    assert done.stderr.startswith('error: JAX_ENABLE_X64=maybe: JAX does not accept this value')
+    assert done.stderr.startswith(f'error: {name}={value}: JAX does not accept this value')
 
 
 @pytest.mark.parametrize('command', [

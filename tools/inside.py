@@ -10,6 +10,7 @@
 from absl import flags
 
 from command_line import run_script
+from configs.options import SOME
 from runtime.errors import UserError
 from runtime.process_setup import slow_imports
 
@@ -82,8 +83,8 @@ def check_flags() -> None:
             raise UserError(f'--what={WHAT.value} needs --{name}=TEXT')
     if (TEXT.value or '').count('\t') > 1:
         raise UserError('--text has more than one tab. Write SOURCE or SOURCE<tab>TARGET')
-    if COUNT.value < 1:
-        raise UserError(f'--count={COUNT.value} must be at least 1')
+    if problem := SOME.problem(COUNT.value):
+        raise UserError(f'--count={COUNT.value} {problem}')
 
 
 if __name__ == '__main__':

@@ -351,6 +351,15 @@ def test_the_summary_of_show_run_fits_on_one_screen(tmp_path):
     assert nearest_recipe(flatten(base.get_config()))[0].startswith('configs/wmt14_base')
 
 
+@pytest.mark.parametrize('values, speed', [('NaN', None), ('Infinity', None), ('NaN 5.0', 5.0)])
+def test_speeds_that_are_not_finite_are_ignored(tmp_path, values, speed):
+    write_run(tmp_path / 'run', {}, 20.0)
+    (tmp_path / 'run/metrics.jsonl').write_text(''.join(
+        f'{{"step": {step}, "tokens_per_second": {value}}}\n' for step, value in enumerate(['1.0', *values.split()])))
+    runs = load_runs(tmp_path)
+    assert runs[0].speed == speed and results_table(runs).rows[0].get('tokens/s') == speed
+
+
 def test_show_run_reports_damaged_lines_of_the_metrics(tmp_path):
     write_run(tmp_path / 'run', {}, 20.0)
     path = tmp_path / 'run/metrics.jsonl'

@@ -71,6 +71,8 @@ QUICK = [
     Case(RUN + '--without=cross:9:1', '--without=cross:9:1: the model has'),
     Case(RUN + '--without=cross:1:99', '--without=cross:1:99: this layer has'),
     Case(RUN + '--edit={here}/none.json', '--edit={here}/none.json cannot be read'),
+    *(Case(RUN + '--edit={here}/edits.json', ('--edit={here}/edits.json cannot be read', 'a pipe or a device'),
+           {'edits.json': content}) for content in (FIFO, NULL)),
     Case(RUN + '--edit={here}/edits.json', "an edit has no field 'head'. Did you mean heads",
          {'edits.json': b'[{"edit": "zero", "place": "encoder", "head": 1}]'}),
     Case(RUN + '--edit={here}/edits.json', "edit 'zero' at encoder: positions=1 must be a list of whole numbers from 0",
@@ -143,6 +145,8 @@ QUICK = [
     Case(RUN + '--picture_count=-1', 'picture_count=-1'),
     Case(RUN + '--explain_count=-1', 'explain_count=-1'),
     Case(RUN + '--explain_count=0', 'explain_count=0'),
+    *(Case(RUN + f'--{name}=99999999999999999999', f'{name}=99999999999999999999 must be at most')
+      for name in ('picture_count', 'explain_count')),
     Case(RUN + '--beam=x', '--beam=x'),
     Case(RUN + '--beam=', '--beam='),
     Case(RUN + '--alpha=', '--alpha='),
@@ -319,6 +323,8 @@ SLOW = [
     Case('--workdir={run} --input=- --look=bogus', '--look=bogus'),
     Case('--workdir={run} --input=- --output={run}/config.json', '--output='),
     Case('--workdir={run} --input=- --output={run}/data/source.model', '--output='),
+    *(Case(f'--workdir={{run}} --input=- --output={{run}}/{name}', 'is a file of the run itself')
+      for name in ('model.safetensors', 'recipe.py')),
     Case('--workdir={run} --input=- --explain={run}/metrics.jsonl', '--explain='),
     Case('--workdir={run} --input=- --output={run}/checkpoints/6/x', '--output='),
     Case('--workdir={run} --split=test --explain={here}', '{here}'),

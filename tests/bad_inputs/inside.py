@@ -12,6 +12,7 @@ QUICK = [
     Case(TEXT + '--what=logit_lens --split=test', '--split does not apply to --what=logit_lens'),
     Case(TEXT + '--what=logit_lens --method=flow', '--what=logit_lens. It applies only to --what=attribution'),
     Case(RUN + '--what=pruning --count=0', '--count=0 must be at least 1'),
+    Case(RUN + '--what=pruning --count=99999999999999999999', '--count=99999999999999999999 must be at most'),
     Case(RUN + '--what=pruning --count=few', 'count'),
     Case(RUN + '--what=attribution', '--what=attribution needs --text=TEXT'),
     Case(TEXT + '--what=patching', '--what=patching needs --other=TEXT'),

@@ -28,6 +28,7 @@ QUICK = [
     run('results/test.json', '[]'),
     run('results/test.json', FOLDER),
     run('results/test.json', with_values(bleu='x')),
+    run('results/test.json', with_values(bleu=10 ** 400), 'test.json is damaged: bleu is not a number'),
     run('results/test.json', with_values(checkpoint_steps=3)),
     run('results/other.json', 'x'),
 ]

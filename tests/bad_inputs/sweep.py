@@ -92,6 +92,9 @@ QUICK = [
     sweep(b'x = "\xe9"\n', 'grid.py'),
     sweep(b'\0', 'grid.py'),
     sweep('def get_sweep():\n    return []\n', 'grid.py', 'get_sweep()'),
+    Case(DEMO + '--sweep={here}/grid.py --dry_run', '', {'grid.py': (
+        'from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass Run:\n    seed: int\n'
+        + returning('[dataclasses.asdict(Run(1))]'))}, status=0),
     sweep(returning('None'), 'grid.py'),
     sweep(returning('[]'), 'grid.py'),
     sweep(returning('3'), 'grid.py'),

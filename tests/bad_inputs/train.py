@@ -39,6 +39,7 @@ QUICK = [
         (with_values(model__colour='red'), 'model.colour'), (with_values(seed=-1), 'seed'),
         (with_values(train={'steps': {'steps': {}}}), 'train.steps'), (with_values(train__steps={}), 'train.steps'))),
     Case('--config={root}/configs/fine_tune.py:{here}/none --workdir={new}', '{here}/none'),
+    Case('--config={root}/configs/fine_tune.py:~nobody_of_this_name/run --workdir={new}', '~nobody_of_this_name/run'),
     # Numbers out of range
     demo('seed=-1'),
     demo('seed=4294967296'),
@@ -155,6 +156,14 @@ QUICK = [
     Case(DEMO + '--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
     Case(DEMO + '--flagfile={here}', '--flagfile={here}: Is a directory'),
     Case('--flagfile={here}/picture', 'a file of --flagfile is not UTF-8 text', {'picture': b'\x89PNG\xff'}),
+    Case('--flagfile={here}/utf16', 'a file of --flagfile contains the character NUL',
+         {'utf16': '--config=x.py'.encode('utf-16-le')}),
+    *(Case(DEMO + f'--flagfile{equals}{{here}}/pipe', '--flagfile={here}/pipe is a pipe or a device', {'pipe': FIFO},
+           alone=equals == '=') for equals in '= '),
+    *(Case('--flagfile={here}/flags --workdir={new}', ('recipe.py:1: ', reason),
+           {'flags': '--config=recipe.py\n', 'recipe.py': content}) for content, reason in (
+        ('def', 'SyntaxError'), ('raise SystemExit(0)', 'SystemExit'), ('rate', "name 'rate' is not defined"))),
+    Case('--flagfile={here}/flags --workdir={new}', '--config=none.py does not exist', {'flags': '--config=none.py'}),
     Case('--config.model.num_layers=2', '--config.model.num_layers needs a recipe. Add a recipe'),
     Case('--noconfig.model.remat', '--config.model.remat needs a recipe. Add a recipe'),
     Case(DEMO + '--profile_steps=', '--profile_steps='),
@@ -168,6 +177,7 @@ QUICK = [
     Case(DEMO + '--num_processes=1 --process_id=0 --coordinator_address=localhost', '--coordinator_address=localhost'),
     Case(DEMO + '--num_processes=1 --process_id=0 --coordinator_address=localhost:99999', '--coordinator_address'),
     Case(DEMO + '--num_processes=x', '--num_processes=x'),
+    Case(DEMO + '--patience=99999999999999999999', '--patience=99999999999999999999'),
     Case(DEMO + '--verbosity=x', 'verbosity'),
     # Impossible run directories
     Case('--config={root}/configs/demo.py --workdir=/dev/null/run', '/dev/null/run'),

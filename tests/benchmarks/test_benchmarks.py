@@ -52,6 +52,7 @@ def lines(name, *arguments):
     ('decode', ['--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2, ctranslate2.workers\n'),
     ('decode', ['--turns=0'], 'error: --turns=0'),
     ('decode', ['--checkpoint=latest'], 'error: --checkpoint does not apply to --workload=tiny. Use --workload=demo'),
+    ('scaling', ['--figure=costs.foo'], 'error: --figure=costs.foo must end with .png, .pdf or .svg\n'),
     ('profile', ['--beam=2'], 'error: --beam applies only to --what=decode'),
     ('train_step', ['--dtype=bfloat16', '--matmul_precision=bfloat16'],
      'error: --matmul_precision=bfloat16 has no effect with the dtype bfloat16'),

@@ -110,6 +110,12 @@ def test_a_pattern_that_selects_no_cell_is_refused(tmp_path):
         'error: --cells=jit date selects no cell. Cells have names such as "jit data 2x1 train"\n')
 
 
+def test_a_damaged_file_of_results_is_refused(tmp_path):
+    (tmp_path / 'cells.json').write_text('')
+    done = command('processes', f'--folder={tmp_path}')
+    assert (done.returncode, 'cells.json cannot be read' in done.stderr) == (2, True)
+
+
 @pytest.mark.slow
 def test_cells_that_are_run_once(tmp_path):
     """Two processes with a part of the state each agree with one process, also after SIGTERM."""

@@ -140,6 +140,15 @@ class Canary:
         return pathlib.Path.touch, (self._path,)
 
 
+def test_an_archive_without_read_permission_is_not_called_damaged(tmp_path, monkeypatch):
+    def refuse(path, mode):
+        raise PermissionError(13, 'Permission denied', str(path))
+    np.savez(tmp_path / 'x.npz', inputs=INPUTS)
+    monkeypatch.setattr('input_pipeline.text_files.open', refuse, raising=False)
+    with pytest.raises(UserError, match=r'x\.npz cannot be read: .*Permission denied'):
+        read_inputs(str(tmp_path / 'x.npz'), SERIES)
+
+
 def test_inputs_to_predict_from(tmp_path):
     for inputs in INPUTS, INPUTS[:0], INPUTS.astype(np.uint8), np.asfortranarray(INPUTS):
         np.savez_compressed(tmp_path / 'x.npz', inputs=inputs, others=['are', 'not', 'read'])
@@ -174,7 +183,9 @@ def test_inputs_that_do_not_suit_the_model_are_refused(tmp_path, inputs, message
         b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 3)}" % 10 ** 17,
         b"{'descr': '<f4', 'fortran_order': False, 'shape': ((9, 7, 2)}",
         b"{'descr': '<f4, 'fortran_order': False, 'shape': (9, 7, 2)}",
-        b"{'descr': '<f4', 'fortran_order': False, 'shape': (09L, 7, 2)}")),
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (09L, 7, 2)}",
+        b"{'descr': (), 'fortran_order': False, 'shape': (9, 7, 2)}",
+        b"{1: 'f4', 'fortran_order': False, 'shape': (9, 7, 2)}")),
     ('inputs.npy', b"\x93NUMPY\x01\x00\x46\x00{'descr': '|O', 'fortran_order': False, 'shape': (1, 7, 2)}".ljust(
         80) + pickle.dumps(np.zeros((1, 7, 2), object)))])
 def test_an_archive_of_something_else_runs_nothing(tmp_path, name, content):

@@ -59,6 +59,14 @@ def run(program, flags=''):
 
 
 @NEEDED
+def test_flags_in_a_file_are_kept_beside(tmp_path):
+    (tmp_path / 'flags').write_text('--xla_a=1\n--xla_b=2\n')
+    program = ("import allyouneed, os; assert os.environ['XLA_FLAGS'].split() == "
+               f"['--xla_a=1', '--xla_b=2', {WITHOUT_REDUCTIONS!r}]")
+    assert run(program, str(tmp_path / 'flags')) == (0, '')
+
+
+@NEEDED
 @pytest.mark.slow
 def test_an_import_that_is_too_late_for_the_flag_warns():
     status, stderr = run('import jax; jax.devices(); import allyouneed, inference')

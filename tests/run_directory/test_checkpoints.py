@@ -405,7 +405,8 @@ def test_a_checksum_agrees_with_its_definition():
         for seed in SEEDS]
 
 
-@pytest.mark.parametrize('content', ['', '{"half', '[]'])
+@pytest.mark.parametrize('content', [
+    '', '{"half', '[]', *(f'{{"step": {step}, "validation_loss": 1}}\n' for step in (2 ** 63, -1))])
 def test_metrics_that_were_damaged_are_left_out(tmp_path, content):
     (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "validation_loss": 1.5}\n' + content)
     assert evaluations(tmp_path, 'loss') == {2: 1.5}
