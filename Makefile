@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 EXTRAS := test
 DEMO := runs/demo
+# Some shells do not expand ~ in arguments of make.
+override DEMO := $(patsubst ~/%,$(HOME)/%,$(DEMO))
 
 # requirements.lock has the versions of the dependencies for Python 3.11 to 3.14 and all platforms. A package may have
 # another version for another Python. uv installs them in a third of pip's processor time, and tools/uv.py passes pip's

@@ -142,7 +142,8 @@ def _quietly_ended() -> Iterator[None]:
 def flag_files_explained() -> Iterator[None]:
     """Ends the script with a message and status 2 if the code in this context cannot read a file of --flagfile.
 
-    ml_collections reads the files of --flagfile as soon as a script defines --config. Each file is read several times.
+    ml_collections reads the files of --flagfile as soon as a script defines --config. Each file is read several times,
+    so a pipe on the command line is an error. Files that are named in other files of flags are not checked.
     """
     with _explained():
         for path in map(os.path.expanduser, _values(sys.argv, 'flagfile')):

@@ -136,7 +136,7 @@ class RunRecord:
 
     @property
     def speed(self) -> float | None:
-        """The median number of target tokens per second in training. None if no value has been logged yet."""
+        """The median of the finite numbers of target tokens per second in training. None if there is no such value."""
         points = self.curves.get('tokens_per_second', [])
         # The first value includes compilation.
         speeds = [value for _, value in points[1:] or points if math.isfinite(value)]

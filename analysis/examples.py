@@ -8,6 +8,7 @@ from pathlib import Path
 from analysis.compare import SWEEP
 from run_directory.records import CONFIG
 from runtime.errors import UserError
+from runtime.files import expanded
 
 ROOT = Path(__file__).parents[1]
 SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bleu_sentences': 100}  # a short sweep
@@ -28,7 +29,7 @@ def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
     """
     whole, short = ROOT / 'runs' / recipe, ROOT / 'runs' / f'{recipe}-{steps}'
     if os.environ.get(variable):
-        return ROOT / os.environ[variable]
+        return ROOT / expanded(os.environ[variable])
     if (whole / CONFIG).exists():
         return whole
     _make('train.py', f'--config=configs/{recipe}.py', f'--workdir={short.relative_to(ROOT)}',
@@ -48,7 +49,7 @@ def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
     """
     whole, short = ROOT / 'sweeps' / name, ROOT / 'sweeps' / f'{name}-{steps}'
     if os.environ.get(variable):
-        return ROOT / os.environ[variable]
+        return ROOT / expanded(os.environ[variable])
     if (whole / SWEEP).exists():
         return whole
     _make('sweep.py', '--config=configs/demo.py', f'--sweep=configs/sweeps/{name}.py',

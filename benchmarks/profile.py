@@ -46,7 +46,7 @@ def main() -> None:
     check_precision(PRECISION.value, DTYPE.value)
     with tempfile.TemporaryDirectory() as dump:
         # XLA reads the variable when XLA is first used, and writes all compiled programs into the folder.
-        os.environ['XLA_FLAGS'] = f'{xla_flags()} --xla_dump_to={dump} --xla_dump_hlo_as_text'
+        os.environ['XLA_FLAGS'] = f'--xla_dump_to={dump} --xla_dump_hlo_as_text {xla_flags()}'
         report(Path(dump))
 
 

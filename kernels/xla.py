@@ -13,7 +13,8 @@ WITHOUT_REDUCTIONS = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
 def xla_flags() -> str:
     """Returns the flags of XLA_FLAGS. If its value is the name of a file, the file contains the flags."""
     flags = os.environ.get('XLA_FLAGS', '')
-    return flags if flags.lstrip().startswith('-') or not os.path.isfile(flags) else Path(flags).read_text()
+    is_file = not flags.lstrip().startswith('-') and os.path.isfile(flags)
+    return Path(flags).read_text(errors='surrogateescape') if is_file else flags
 
 
 def lacks_flag() -> bool:
@@ -34,7 +35,8 @@ def avoid_wrong_sums() -> str:
     if not lacks_flag():
         return ''
     # The flag is also set for child processes, because they inherit the environment.
-    os.environ['XLA_FLAGS'] = f'{xla_flags()} {WITHOUT_REDUCTIONS}'.strip()
+    # It is the first flag, because XLA ignores all flags after a word that is not a flag, such as a comment in a file.
+    os.environ['XLA_FLAGS'] = f'{WITHOUT_REDUCTIONS} {xla_flags()}'.strip()
     bridge = sys.modules.get('jax._src.xla_bridge')  # a private module, but the version of jaxlib is fixed
     if bridge is None or not bridge.backends_are_initialized() or bridge.get_backend().platform != 'cpu':
         return ''

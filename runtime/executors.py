@@ -34,9 +34,10 @@ STOPPED_BY_SIGNAL = {STOPPED, *(status for number in (signal.SIGINT, signal.SIGT
 LAST_LINES = 5  # the number of lines at the end of a log that may contain the reason for a failure
 SMALLEST_SPACE = 2 ** 16  # bytes: a disk with less free space is full
 TIME_LIMITS = 10_000  # how often submitit queues a job again after a time limit; submitit's default is 3
-# States of Slurm jobs that may start again or still run. Slurm queues a preempted job again, or changes its state to
-# CANCELLED.
+# States of Slurm jobs that may start again or still run. After PREEMPTED, the state is PENDING if Slurm queues the job
+# again. With PreemptMode=CANCEL, PREEMPTED is the last state of the job.
 UNFINISHED = {'PENDING', 'REQUEUED', 'RUNNING', 'COMPLETING', 'PREEMPTED'}
+QUEUED_AGAIN = 300  # maximum number of seconds in which Slurm queues a preempted job again
 
 log = logging.getLogger('allyouneed.sweep')
 
@@ -228,6 +229,7 @@ class Slurm(Executor):
         except RuntimeError as error:
             raise UserError(f'--executor=slurm: {error}. Use --executor=local, or a machine with Slurm') from None
         self._folder, self._jobs = folder, ()
+        self._preempted: dict[str, float] = {}  # {id of a preempted job: the time at which this state was first seen}
         self._executor.update_parameters(name=folder.absolute().parents[1].name, **parameters)
 
     @override
@@ -280,9 +282,14 @@ class Slurm(Executor):
         if not submitted.done():
             return False
         try:
-            return submitted.state not in UNFINISHED or submitted.result() not in STOPPED_BY_SIGNAL
+            if submitted.state not in UNFINISHED or submitted.result() not in STOPPED_BY_SIGNAL:
+                return True
         except UncompletedJobError:  # also FailedJobError
             return True
+        if submitted.state != 'PREEMPTED':
+            self._preempted.pop(submitted.job_id, None)
+            return False
+        return time.monotonic() - self._preempted.setdefault(submitted.job_id, time.monotonic()) > QUEUED_AGAIN
 
     def _status(self, job: Job, submitted: submitit.Job[int]) -> int:
         try:

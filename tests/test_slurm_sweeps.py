@@ -120,8 +120,11 @@ def test_a_job_that_slurm_queues_again_has_not_ended(bench, cluster, monkeypatch
         return status
 
     monkeypatch.setenv('PATH', ENVIRONMENT['PATH'])  # with srun
-    submitted = types.SimpleNamespace(done=lambda: True, state=state, result=result)
-    assert Slurm(bench / 'out/logs/slurm')._ended(submitted) == ended
+    submitted = types.SimpleNamespace(done=lambda: True, state=state, result=result, job_id='4_0')
+    executor = Slurm(bench / 'out/logs/slurm')
+    assert executor._ended(submitted) == ended
+    monkeypatch.setattr('runtime.executors.QUEUED_AGAIN', -1)
+    assert executor._ended(submitted) == (ended or state == 'PREEMPTED')  # as with PreemptMode=CANCEL
 
 
 def test_jobs_that_slurm_refuses_are_an_error_with_the_reason(bench, cluster, monkeypatch):
