@@ -418,7 +418,7 @@ def _installed_families() -> dict[int, str]:
         if not re.search('Last ?Resort|Color Emoji', entry.name):
             files.setdefault(entry.name, entry.fname)
     families = {}
-    # later families replace earlier ones
+    # Later families replace earlier families.
     for family in sorted(files, key=lambda name: ('Sans' not in name, name), reverse=True):
         with contextlib.suppress(OSError, RuntimeError):  # a file that was removed or is damaged
             families.update(dict.fromkeys(FT2Font(files[family]).get_charmap(), family))

@@ -123,7 +123,7 @@ def print_table(costs: Mapping[Name, Cost], ops: Mapping[Name, Op], by: Callable
         cost = dataclasses.replace(cost, flops=cost.count * op.flops)
         groups[by(op)].add(cost)
         total.add(cost)
-    # the sum would count a period several times if several operations run in it
+    # The sum would count a period several times if several operations run in it.
     total.running_seconds = total.seconds
     print(f'{"times":>8} {"ms":>9} {"share":>6} {"threads":>7} {"GFLOP/s":>7}  what')
     ranked = sorted(groups.items(), key=lambda group: -group[1].seconds)

@@ -24,8 +24,8 @@ from configs.versions import read_config_file
 from runtime.errors import UserError
 from runtime.files import expanded
 
-# These options of config.train are reset to their defaults, because they describe the training of RUN: its
-# teacher, its initial vocabulary and its trained parts.
+# These options of config.train are reset to their defaults, because they describe the training of RUN: its teacher,
+# its initial vocabulary and its trained parts.
 NOT_TAKEN_OVER = ('teacher', 'teacher_checkpoint', 'teacher_weight', 'init_vocabulary', 'frozen', 'lora_rank',
                   'lora_alpha', 'lora_parts')
 

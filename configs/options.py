@@ -37,8 +37,8 @@ class Option:
       only: {other option: the values for which this option is used}. It is empty if this option is always used.
       resume: None if a run cannot resume with a new value of this option. Otherwise, a text that describes the effect
         of a new value, or '' if there is nothing to describe. A text also means that the new value does not change the
-        parameters at any step. If a new value changes the scores that choose the best checkpoint, the text
-        states this.
+        parameters at any step. If a new value changes the scores that choose the best checkpoint, the
+        text states this.
     """
     name: str
     default: Value

@@ -70,7 +70,7 @@ def test_prompts_of_any_length_then_steps_equal_the_whole(position, norm):
 
 
 def test_t5_positions_of_a_long_text_are_the_same_in_a_step():
-    # From a distance of 9 on, the buckets of a causal relation differ from those of a bidirectional one.
+    # From a distance of 9 on, causal and bidirectional relations have different buckets.
     model, variables = language_model('relative')
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 11, (1, 14)))
 
