@@ -16,13 +16,14 @@ from model.positional import AnyArray, Bias
 Mask = Bool[Array, '#batch #heads #target #source']
 
 
-def look_ahead_mask(length: int) -> Bool[Array, '1 1 target source']:
-    """Returns the causal mask: position i sees the positions j <= i (section 3.2.3).
+def look_ahead_mask(target: Int[Array, '#batch target'],
+                    source: Int[Array, '#batch source']) -> Bool[Array, '#batch 1 target source']:
+    """Returns the causal mask: query t sees key s if s <= t (section 3.2.3). The arguments are positions.
 
-    The diagonal is visible, because the targets are shifted right by one: the input of position i is the token before
+    A position sees itself, because the targets are shifted right by one: the input of position t is the token before
     the predicted token. Some publications mask the diagonal, but this hides the input of each position from itself.
     """
-    return jnp.tril(jnp.ones((1, 1, length, length), dtype=bool))
+    return (target[:, :, None] >= source[:, None, :])[:, None]
 
 
 def padding_mask(visible: Bool[Array, 'batch source']) -> Bool[Array, 'batch 1 1 source']:
@@ -98,8 +99,7 @@ class Relation(flax.struct.PyTreeNode):
         if self.target_segments is not None and self.source_segments is not None:
             masks.append(segment_mask(self.target_segments, self.source_segments))
         if self.causal:
-            target, source = self.positions()
-            masks.append((target[:, :, None] >= source[:, None, :])[:, None])
+            masks.append(look_ahead_mask(*self.positions()))
         if self.window:
             masks.append(window_mask(*self.positions(), self.window))
         return combine_masks(*masks)

@@ -261,8 +261,9 @@ plt.show()
 
 # %%
 visible = jnp.array([[True] * 5 + [False]])                # the last token is padding
-masks = {'no mask': None, 'look-ahead': look_ahead_mask(6),
-         'look-ahead and padding': combine_masks(look_ahead_mask(6), padding_mask(visible))}
+positions = jnp.arange(6)[None]
+masks = {'no mask': None, 'look-ahead': look_ahead_mask(positions, positions)}
+masks['look-ahead and padding'] = combine_masks(masks['look-ahead'], padding_mask(visible))
 query, key, value = normal(6, 8), normal(6, 8), normal(6, 8)
 scores = scaled_dot_scores(one_head(query), one_head(key))
 weights = {name: np.asarray(masked_softmax(scores, mask)[0, 0]) for name, mask in masks.items()}

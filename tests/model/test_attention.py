@@ -127,14 +127,16 @@ def test_softmax_of_bfloat16_is_in_float32():
 # Masks
 
 def test_look_ahead_mask_shows_the_diagonal():
-    np.testing.assert_array_equal(look_ahead_mask(3)[0, 0], [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
+    target, source = jnp.array([[0, 1, 2], [5, 1, 1]]), jnp.array([[0, 1, 2, 3]])
+    np.testing.assert_array_equal(look_ahead_mask(target, source)[:, 0], [
+        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]], [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]]])
 
 
 def test_combined_masks_are_their_conjunction():
     visible = np.array([[True, True, False], [True, False, True]])
     segments = np.array([[1, 1, 2], [1, 2, 2]])
     masks = padding_mask(jnp.asarray(visible)), segment_mask(jnp.asarray(segments), jnp.asarray(segments))
-    mask = np.asarray(combine_masks(None, look_ahead_mask(3), *masks))
+    mask = np.asarray(combine_masks(None, look_ahead_mask(*[jnp.arange(3)[None]] * 2), *masks))
     for b, t, s in np.ndindex(2, 3, 3):
         assert mask[b, 0, t, s] == (s <= t and visible[b, s] and segments[b, t] == segments[b, s])
 
@@ -177,7 +179,7 @@ def test_multi_head_attention_is_the_reference(num_heads, d_model, d_k, d_v, d_t
 
 def test_multi_head_attention_without_visible_key_is_zero_and_has_finite_gradients():
     module, x = MultiHeadAttention(2, 8, 4, 4), normal(0, 1, 3, 8)
-    params, mask = random_params(module, x, x), look_ahead_mask(3).at[:, :, 1].set(False)
+    params, mask = random_params(module, x, x), jnp.tri(3, dtype=bool)[None, None].at[:, :, 1].set(False)
 
     @jax.jit
     @functools.partial(jax.value_and_grad, argnums=(0, 1))

@@ -14,7 +14,7 @@ from model.blocks import (
     Residual,
     layer_norm,
 )
-from model.relation import Relation, look_ahead_mask
+from model.relation import Relation
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
 
@@ -68,7 +68,8 @@ def test_decoder_block_is_the_reference(norm, seed):
     module, x, memory = DecoderBlock(tiny(norm=norm)), normal(seed, 2, 4, 8), normal(seed + 9, 2, 5, 8)
     params = random_params(module, x, memory, seed=seed)
     masks, memory_masks = np.stack([np.tri(4)] * 2), np.broadcast_to(VISIBLE[:, None], (2, 4, 5))
-    close(apply(module, params, x, memory, Relation(mask=look_ahead_mask(4)), Relation(visible=VISIBLE)),
+    relations = Relation.within(jnp.arange(4)[None], causal=True), Relation(visible=VISIBLE)
+    close(apply(module, params, x, memory, *relations),
           rows(reference.decoder_block, params, x, memory, masks, memory_masks, norm=norm))
 
 
