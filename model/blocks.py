@@ -28,6 +28,7 @@ ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'gelu_exact': functools.partial
 NORMS = ('post', 'pre')
 NORM_FUNCTIONS = {'layer_norm': nn.LayerNorm, 'rms_norm': nn.RMSNorm}
 FEED_FORWARDS = ('plain', 'gated')
+REMAT_KEEPS = ('nothing', 'products')
 
 Sequence = Float[Array, 'batch length d_model']
 
@@ -127,11 +128,12 @@ class FeedForward(nn.Module):
         """Applies the sublayer to each position.
 
         Raises:
-          ValueError: if config.feed_forward is unknown.
+          ValueError: if config.feed_forward or config.activation is unknown.
         """
         config = self.config
-        if config.feed_forward not in FEED_FORWARDS:
-            raise ValueError(f'feed_forward={config.feed_forward!r} must be one of {", ".join(FEED_FORWARDS)}')
+        for name, known in ('feed_forward', FEED_FORWARDS), ('activation', ACTIVATIONS):
+            if (value := getattr(config, name)) not in known:
+                raise ValueError(f'{name}={value!r} must be one of {", ".join(known)}')
 
         def dense(width, axes, name):
             return Dense(width, axes, config.feed_forward_bias, config.dtype, name=name)
@@ -153,7 +155,12 @@ def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm | n
     mean(x^2) - mean^2, loses precision in float32: if the mean is 1,000 times the standard deviation, the outputs have
     errors of 0.3. With norm_function='rms_norm', the function returns RMSNorm instead: gamma * x / sqrt(mean(x^2) +
     eps) (Zhang and Sennrich 2019, arXiv:1910.07467, equation 4).
+
+    Raises:
+      ValueError: if config.norm_function is unknown.
     """
+    if config.norm_function not in NORM_FUNCTIONS:
+        raise ValueError(f'norm_function={config.norm_function!r} must be one of {", ".join(NORM_FUNCTIONS)}')
     return NORM_FUNCTIONS[config.norm_function](epsilon=config.norm_epsilon, use_fast_variance=False,
                                                 dtype=config.dtype, name=name)
 
@@ -301,15 +308,20 @@ def rematerialised(block: type[nn.Module], stack: Any, name: str, deterministic:
 
     A layer whose values are read (`model.places.reading`) is not rematerialised. `deterministic` is the index of the
     argument `deterministic` of the block's `__call__`, where `self` has index 0.
+
+    Raises:
+      ValueError: if config.remat_keep is unknown.
     """
     config: BlockConfig = stack.config
+    if config.remat_keep not in REMAT_KEEPS:
+        raise ValueError(f'remat_keep={config.remat_keep!r} must be one of {", ".join(REMAT_KEEPS)}')
     if not config.remat or reading(stack, name):
         return block
     products = jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
         jax.checkpoint_policies.save_only_these_names(PRODUCT))
-    policy = {'nothing': None, 'products': products}[config.remat_keep]
-    return nn.remat(block, policy=policy, static_argnums=(deterministic,))
+    return nn.remat(block, policy=products if config.remat_keep == 'products' else None,
+                    static_argnums=(deterministic,))
 
 
 class SelfAttentionStack(nn.Module):

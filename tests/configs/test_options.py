@@ -46,7 +46,7 @@ def test_the_page_describes_every_option_completely():
     ('model.norm', blocks.NORMS), ('model.norm_function', blocks.NORM_FUNCTIONS),
     ('model.feed_forward', blocks.FEED_FORWARDS), ('model.attention_bias', attention.BIASES),
     ('model.rotary_scaling', positional.SCALINGS), ('model.activation', blocks.ACTIVATIONS),
-    ('model.position', positional.SCHEMES),
+    ('model.position', positional.SCHEMES), ('model.remat_keep', blocks.REMAT_KEEPS),
     ('model.share_embeddings', embedding.SHARING), ('model.recurrent.readout', recurrent.READOUTS),
     ('model.patches.pooling', patches.POOLINGS), ('model.patches.stem', patches.STEMS),
     ('optimizer.schedule', optimizer.SCHEDULES),

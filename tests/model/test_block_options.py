@@ -110,6 +110,9 @@ def stack(**options):
     (lambda: stack(attention_kernel='flash'), "kernel='flash' must be one of auto, plain, chunked, fused"),
     (lambda: stack(norm='Pre'), "norm='Pre' must be one of post, pre"),
     (lambda: stack(feed_forward='gate'), "feed_forward='gate' must be one of plain, gated"),
+    (lambda: stack(activation='swish'), "activation='swish' must be one of relu, gelu, gelu_exact, silu"),
+    (lambda: stack(norm_function='rmsnorm'), "norm_function='rmsnorm' must be one of layer_norm, rms_norm"),
+    (lambda: stack(remat_keep='dots'), "remat_keep='dots' must be one of nothing, products"),
     (lambda: stack(position='alibbi'), f"position='alibbi' must be one of {', '.join(SCHEMES)}"),
     (lambda: Rotary(scaling='llama'), "scaling='llama' must be one of none, linear, llama3")])
 def test_a_misspelled_name_is_an_error(make, message):
