@@ -24,7 +24,7 @@ def in_chunks(function: Callable[[dict[str, Array], Array], Array],
     """
     name = next(iter(rows))
     length = rows[name].shape[axes[name]]
-    count = -(-length // chunk)
+    count = max(1, -(-length // chunk))  # an input without rows is one empty chunk
     size = -(-length // count)  # all chunks have the same size, so few rows of padding are needed
 
     def split(array, axis):

@@ -50,8 +50,9 @@ def tiles(rows: int, length: int, classes: int, devices: int) -> tuple[int, int]
     A tile has about TILE logits on each of the `devices`. A tile contains a part of every row, so that each row stays
     on its device.
     """
-    least = min(length, -(-rows * length * classes // (TILE * devices)))
-    count = min(range(least, min(length, 2 * least) + 1), key=lambda count: (-length % count, count))
+    most = max(1, length)  # a batch without positions has one tile without positions
+    least = max(1, min(most, -(-rows * length * classes // (TILE * devices))))
+    count = min(range(least, min(most, 2 * least) + 1), key=lambda count: (-length % count, count))
     return count, -(-length // count)
 
 
@@ -214,9 +215,9 @@ def _logits(states, matrix, bias):
 
 def _split(states, targets, weights, classes, devices):
     """Returns (states, targets, weights) in tiles: [batch, length, ...] -> [count, batch, tile, ...]."""
-    positions = [array.reshape(len(targets), -1, *array.shape[targets.ndim:]) for array in (states, targets, weights)]
-    length = positions[0].shape[1]
-    count, tile = tiles(len(targets), length, classes, devices)
+    rows, length = len(targets), math.prod(targets.shape[1:])
+    positions = [array.reshape(rows, length, *array.shape[targets.ndim:]) for array in (states, targets, weights)]
+    count, tile = tiles(rows, length, classes, devices)
 
     def split(array):
         padding = [(0, 0), (0, count * tile - length), *[(0, 0)] * (array.ndim - 2)]
@@ -227,5 +228,6 @@ def _split(states, targets, weights, classes, devices):
 
 def _join(parts, shape):
     """Joins the tiles of an array into one array of the original shape. This is the inverse of `_split`."""
-    rows = jnp.moveaxis(parts, 0, 1).reshape(shape[0], -1, shape[-1])
-    return rows[:, :math.prod(shape[1:-1])].reshape(shape)
+    count, rows, tile, width = parts.shape
+    joined = jnp.moveaxis(parts, 0, 1).reshape(rows, count * tile, width)
+    return joined[:, :math.prod(shape[1:-1])].reshape(shape)

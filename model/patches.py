@@ -177,7 +177,7 @@ class ConvolutionalStem(nn.Module):
             width = config.d_model // 2 ** (count - index)
             convolve = Dense(width, ('patch', 'embed'), use_bias=False, dtype=config.dtype, name=f'convolution_{index}')
             x = nn.relu(layer_norm(config, name=f'norm_{index}')(convolve(neighbourhoods(x, min(index + 1, 2)))))
-        x = x.reshape(len(x), -1, config.d_model)
+        x = x.reshape(len(x), x.shape[1] * x.shape[2], config.d_model)
         return Dense(config.d_model, ('patch', 'embed'), dtype=config.dtype, name='output')(x)
 
 

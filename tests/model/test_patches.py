@@ -150,6 +150,13 @@ def test_forward_pass_is_the_equations(kind, norm, position, pooling):
     close(outputs, plain_forward(float64(variables['params']), inputs, patch, norm, position, pooling))
 
 
+@pytest.mark.parametrize('kind', INPUTS)
+def test_a_batch_may_be_empty(kind):
+    inputs, patch, stem = INPUTS[kind]
+    model, variables = build(inputs, patch, stem=stem)
+    assert jax.eval_shape(model.apply, variables, inputs[:0]).shape == (0, 5)
+
+
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize('position', SCHEMES)
 def test_without_positions_the_order_of_windows_is_invisible(position):

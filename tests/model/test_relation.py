@@ -197,8 +197,8 @@ def test_the_kernel_of_gpus_gets_only_arrays_that_it_supports(target, source, wi
     assert calls == [implementation]
 
 
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize('length, chunk, size', [(1, 512, 1), (7, 512, 7), (7, 4, 4), (7, 7, 7), (6, 5, 3)])
+@pytest.mark.fast_cases(2)
+@pytest.mark.parametrize('length, chunk, size', [(7, 4, 4), (0, 4, 0), (1, 512, 1), (7, 512, 7), (7, 7, 7), (6, 5, 3)])
 def test_the_chunked_kernel_pads_fewer_queries_than_it_has_chunks(length, chunk, size):
     query, key, value = query_key_value()
     query, sizes = query[:, :length], []
