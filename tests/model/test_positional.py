@@ -142,6 +142,7 @@ def test_positions_that_are_known_leave_no_sines_to_the_program(encode):
 def test_alibi_falls_with_the_distance():
     np.testing.assert_allclose(alibi_slopes(8), [2.0 ** -i for i in range(1, 9)])
     np.testing.assert_allclose(alibi_slopes(3), [2.0 ** -4, 2.0 ** -8, 2.0 ** -2])
+    np.testing.assert_allclose(alibi_slopes(6), [2.0 ** -i for i in (2, 4, 6, 8, 1, 3)])
     bias = AlibiBias(jnp.array([0.5]))(jnp.array([[0, 1, 2]]), jnp.array([[0, 1, 2]]), False)
     close(bias[0, 0], [[0, -0.5, -1], [-0.5, 0, -0.5], [-1, -0.5, 0]])
 
