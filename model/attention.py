@@ -50,7 +50,10 @@ def for_each_head(keys: Float[Array, 'batch source groups width'],
 
 def dot_scores(query: Float[Array, 'batch target heads d_k'],
                key: Float[Array, 'batch source groups d_k']) -> Scores:
-    """Returns the dot products q.k, in float32 (Luong et al. 2015, arXiv:1508.04025, section 3.1)."""
+    """Returns the dot products q.k, in float32 (Luong et al. 2015, arXiv:1508.04025, section 3.1).
+
+    For short sequences, jax.jvp and jax.jacfwd do not work (see `einsum_per_head`): use jax.vjp and jax.jacrev.
+    """
     return einsum_per_head('bthk,bshk->bhts', query, key, jnp.float32)
 
 
@@ -110,7 +113,10 @@ def masked_softmax(scores: Float[Array, 'batch heads target source'],
 
 def attention_pooling(weights: Float[Array, 'batch heads target source'],
                       value: Float[Array, 'batch source groups d_v']) -> Float[Array, 'batch target heads d_v']:
-    """Returns sum_s weights[t, s] value[s], the weighted mean of the values, in the dtype of `value`."""
+    """Returns sum_s weights[t, s] value[s], the weighted mean of the values, in the dtype of `value`.
+
+    For short sequences, jax.jvp and jax.jacfwd do not work (see `einsum_per_head`): use jax.vjp and jax.jacrev.
+    """
     return einsum_per_head('bhts,bshv->bthv', weights.astype(value.dtype), value, value.dtype)
 
 

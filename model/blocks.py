@@ -118,7 +118,7 @@ class FeedForward(nn.Module):
     With feed_forward='gated', the sublayer is (phi(x W_gate + b_gate) * (x W_1 + b_1)) W_2 + b_2, a gated linear unit
     with the activation phi. This unit is called SwiGLU if phi = silu, and GEGLU if phi = gelu (Shazeer 2020,
     arXiv:2002.05202, equations 5 and 6). A gated sublayer has three matrices, so with 2/3 of d_ff it has as many
-    parameters as a plain sublayer.
+    weights (without biases) as a plain sublayer.
     """
     config: BlockConfig
 
