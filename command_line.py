@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator
 from absl import app, flags
 from absl import logging as absl_logging
 
+from configs.allowed import OneOf
 from configs.checks import NO_CONFIG, no_recipe
-from configs.options import DEFAULTS, OPTIONS
+from configs.options import DEFAULTS, OPTIONS, SECTIONS
 from kernels.xla import avoid_wrong_sums
 from runtime.errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
 from runtime.process_setup import replace_stderr, replace_stdout, unless_left_behind, use_huge_pages, use_utf8
@@ -198,11 +199,13 @@ def _parse(argv: list[str]) -> list[str]:
     recipe = ['', *_values(argv, 'config')][-1] if 'config' in flags.FLAGS else ''
     if recipe and not os.path.isfile(file := recipe.partition(':')[0]):  # ':' begins the argument of get_config
         raise UserError(no_recipe(file))
+    if problem := _section(argv):
+        raise UserError(problem)
     try:
         with faults_in(recipe, only=True):
             return flags.FLAGS(argv)
     except flags.Error as error:  # an unknown flag, or a value of the wrong type
-        raise UserError(_without_recipe(error) or _no_config(recipe, error)
+        raise UserError(_without_value(recipe, error) or _no_config(recipe, error)
                         or _in_words(str(error)).removeprefix('flag ')) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_unknown_option(argv) or _no_config(recipe, error)
@@ -261,15 +264,31 @@ def _no_flag_file(error: BaseException) -> str:
     return f'--flagfile={reason.filename}: {reason.strerror}' if isinstance(reason, OSError) else ''
 
 
-def _without_recipe(error: flags.Error) -> str:
-    """Returns the error message if a flag --config.X is given without --config. Returns '' for other errors.
+def _without_value(recipe: str, error: flags.Error) -> str:
+    """Returns the error message if a flag --config.X has no recipe, or --noconfig.X is not for a True/False option.
 
-    ml_collections defines the flags --config.X when it reads --config.
+    Returns '' for other errors. ml_collections defines the flags --config.X when it reads --config.
     """
-    name = error.flagname.removeprefix('no') if isinstance(error, flags.UnrecognizedFlagError) else ''
-    if 'config' not in flags.FLAGS or not name.startswith('config.') or 'config.seed' in flags.FLAGS:
-        return ''  # if config.seed is a flag, there is a recipe, perhaps in a file of flags
-    return f'--{name} needs a recipe. Add a recipe, for example --config=configs/demo.py'
+    flag = error.flagname if isinstance(error, flags.UnrecognizedFlagError) else ''
+    name = flag.removeprefix('no')
+    if 'config' not in flags.FLAGS or not name.startswith('config.'):
+        return ''
+    if not recipe:
+        return f'--{name} needs a recipe. Add a recipe, for example --config=configs/demo.py'
+    return f'--{flag}: only True/False options have the form --noconfig.OPTION. Use --{name}=VALUE' * (flag != name)
+
+
+def _section(argv: list[str]) -> str:
+    """Returns the error message for the first flag --config.X whose X is a section of the config, or ''."""
+    for argument in argv:
+        named = re.match(r'--?(?:no)?config\.([^=]+)(?:=(.*))?$', argument, re.DOTALL)
+        if named and named[1] in SECTIONS:
+            options = [option for option in OPTIONS if option.name.startswith(f'{named[1]}.')]
+            example = next((f'{option.name}={named[2]}' for option in options if isinstance(option.allowed, OneOf)
+                            and named[2] in option.allowed.choices), f'{options[0].name}={options[0].default}')
+            return (f'{argument}: config.{named[1]} is a section. Set one of its options, such as '
+                    f'--config.{example}')
+    return ''
 
 
 def _unknown_option(argv: list[str]) -> str:

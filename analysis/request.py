@@ -134,6 +134,9 @@ class Request:
                 raise UserError(f'--{name}={values[name]} {problem}')
             if values[name] != getattr(Request, name) and values[shows] is None:
                 raise UserError(f'--{name}={values[name]} has no effect without --{shows}. Add --{shows}')
+        if self.picture_count != Request.picture_count and not self.draws_attention:
+            raise UserError(f'--picture_count={self.picture_count} has no effect on --look=positions, which draws one '
+                            'picture. Remove --picture_count')
         for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):
             if values[name] == '':
                 raise UserError(f'--{name}= is empty. Set it to a name, or remove the flag')

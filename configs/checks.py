@@ -14,7 +14,6 @@ from configs.tasks import TASKS
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 
 NO_CONFIG = '--config is missing. Set it to a recipe, for example --config=configs/demo.py'
-WINDOW_OPTIONS = {'decode.method', 'decode.extra_length', 'data.context'}  # the options in `window_problems`
 LONGEST = 200  # maximum number of characters of a value in a message
 
 
@@ -45,7 +44,7 @@ def config_from(flag: flags.FlagHolder,
     problems = config_problems(config)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     if not problems and not resumes:
-        problems = asked_problems(config, overrides)
+        problems = new_run_problems(config, overrides)
     problems += more(config, problems)
     if problems:
         raise UserError('\n'.join(problems))
@@ -66,10 +65,12 @@ def check_config(config: ConfigDict) -> None:
         raise UserError('\n'.join(problems))
 
 
-def asked_problems(config: ConfigDict, asked: Collection[str]) -> list[str]:
-    """Returns messages about values that are a problem only if the user set them. `asked` are these options."""
-    problems = warmup_problems(config) if 'optimizer.warmup' in asked else []
-    return problems + (window_problems(config) if WINDOW_OPTIONS.intersection(asked) else [])
+def new_run_problems(config: ConfigDict, asked: Collection[str]) -> list[str]:
+    """Returns messages about values that only a run that exists may have. `asked` are the options that the user set.
+
+    A warm-up that is too long is a problem only if the user set it. Otherwise, it is shortened.
+    """
+    return (warmup_problems(config) if 'optimizer.warmup' in asked else []) + window_problems(config)
 
 
 def warmup_problems(config: ConfigDict) -> list[str]:
@@ -168,5 +169,10 @@ def _misshapen(config: Any) -> list[str]:
                 for name in values if name not in DEFAULTS]
     problems += [f'config.{name} is missing. Start with base.get_config(), which has every option'
                  for name in DEFAULTS if name not in values]
-    return problems + [f'config.{name}={written(values[name])}: {problem}' for name in DEFAULTS
-                       if name in values and (problem := kind_problem(name, values[name]))]
+    return problems + kind_problems({name: values[name] for name in DEFAULTS if name in values})
+
+
+def kind_problems(values: Mapping[str, Any]) -> list[str]:
+    """Returns a message for each option in `values` that has another type than its default."""
+    return [f'config.{name}={written(value)}: {problem}' for name, value in values.items()
+            if (problem := kind_problem(name, value))]

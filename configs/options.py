@@ -58,7 +58,8 @@ SECTIONS = {  # headings of docs/options.md
 MOST_STEPS = 10 ** 9
 MOST_TOKENS = 100_000_000  # maximum number of tokens in a batch
 SEED, COUNT, SOME = Between(0, 2 ** 32 - 1), Between(0, MOST_STEPS), Between(1, MOST_STEPS)
-FRACTION, TEXT, FILE, SWITCH = Fraction(), Text(), Text(file=True), Switch()
+FRACTION, SHARE, TEXT, FILE, SWITCH = Fraction(), Between(0, 1), Text(), Text(file=True), Switch()
+RATE = Fraction(least=1e-5)  # smaller dropout rates would be rounded to 0 (LEVELS in kernels/random_masks.py)
 NAMES = Text(file=True, names=True)
 BEAM_METHODS = 'beam', 'mbr'  # the search methods that use beam search
 METHODS = OneOf((*BEAM_METHODS, 'greedy', 'sample'))
@@ -151,13 +152,13 @@ OPTIONS = (
     Option('model.scale_embeddings', True, 'multiply the embeddings by sqrt(d_model), as the paper does', SWITCH,
            TABLES),
     Option('model.output_bias', False, 'add a bias to the logits', SWITCH, TABLES),
-    Option('model.dropout', 0.1, "dropout rate on every sublayer's output and on the embeddings", FRACTION),
-    Option('model.attention_dropout', 0.0, 'dropout rate on the attention weights', FRACTION, STACKS),
-    Option('model.feed_forward_dropout', 0.0, 'dropout rate after the feed-forward activation', FRACTION, STACKS),
+    Option('model.dropout', 0.1, "dropout rate on every sublayer's output and on the embeddings", RATE),
+    Option('model.attention_dropout', 0.0, 'dropout rate on the attention weights', RATE, STACKS),
+    Option('model.feed_forward_dropout', 0.0, 'dropout rate after the feed-forward activation', RATE, STACKS),
     Option('model.word_dropout', 0.0, 'rate at which whole input tokens are dropped: their embeddings become zero',
-           FRACTION, TOKENS),
+           RATE, TOKENS),
     Option('model.layer_dropout', 0.0, 'rate at which whole sublayers are skipped, for all examples of a forward pass',
-           FRACTION, STACKS),
+           RATE, STACKS),
     Option('model.attention_kernel', 'auto',
            "how attention is computed; 'chunked' takes O(n) memory; 'fused' is cuDNN's kernel on NVIDIA GPUs with "
            "dtype=bfloat16, and elsewhere XLA's attention with O(n^2) memory; 'auto' chooses by length",
@@ -198,10 +199,10 @@ OPTIONS = (
     Option('data.splits.validation', 'validation', 'name of the split on disk', NAMES, SPLIT_NAMES),
     Option('data.splits.test', 'test', 'name of the split on disk; several names, separated by commas, are separate '
            'test sets', NAMES, SPLIT_NAMES, resume=''),
-    Option('data.seed', 0, 'seed of the generated data', SEED,
+    Option('data.seed', 0, 'seed of the generated data, and of the splits of digits', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
     Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces that get plain spaces instead, '
-           'because people type plain spaces', FRACTION, PAIRS | {'data.source': ('builtin',)}),
+           'because people type plain spaces', SHARE, PAIRS | {'data.source': ('builtin',)}),
     Option('data.source_lang', 'en', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
     Option('data.target_lang', 'fr', 'file suffix, TFDS feature or CLDR locale; also determines the tokenizer of '
            'BLEU', TEXT, PAIRS),
@@ -222,8 +223,9 @@ OPTIONS = (
            OneOf(('contiguous', 'packed')), DOCUMENTS),
     Option('data.validation_share', 0.1,
            'share of the training data that is held out for validation if there is no validation split; the same share '
-           'is held out for the test if there is no test split either; forecasting of a table: the last steps are held '
-           'out for the test, and the steps before them for validation',
+           'is held out for the test if there is no test split either, but not from IDX files; a text in data.file: '
+           'its last part is held out for validation, and is also the test split; forecasting of a table: the last '
+           'steps are held out for the test, and the steps before them for validation',
            FRACTION, {'data.source': ('files',)}),
     Option('data.image_size', 0, 'folders of images: images are scaled and cropped to squares of this many pixels; 0: '
            'all images have the same size', Between(0, 10_000), EXAMPLES | {'data.source': ('files',)}),
@@ -262,7 +264,7 @@ OPTIONS = (
            {'optimizer.schedule': ('paper',)}),
     Option('optimizer.peak', 1e-3, 'the highest learning rate', Between(0, 1000),
            {'optimizer.schedule': ('inverse_sqrt', 'cosine')}),
-    Option('optimizer.final', 0.0, 'the learning rate after the last step, as a share of the peak', FRACTION,
+    Option('optimizer.final', 0.0, 'the learning rate after the last step, as a share of the peak', SHARE,
            {'optimizer.schedule': ('cosine',)}),
     Option('optimizer.warmup', 4000, 'steps of warm-up', SOME),
     Option('optimizer.beta1', 0.9, "decay of Adam's first moment", FRACTION),
@@ -280,7 +282,7 @@ OPTIONS = (
            'pass', Between(0, 1000), CLASSES),
     Option('train.simcut', 0.0, 'weight of the divergence from a second pass with some tokens removed (SimCut), such '
            'as 3; 0: one pass', Between(0, 1000), CLASSES | TOKENS),
-    Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', FRACTION,
+    Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', RATE,
            CLASSES | TOKENS),
     Option('train.teacher', '', 'run directory of a teacher; several, separated by commas, form an ensemble; the '
            "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='the teacher has equal parameters'),
@@ -305,7 +307,7 @@ OPTIONS = (
            "'encoder,*embedding'; '': none", TEXT),
     Option('train.lora_rank', 0, 'rank of low-rank adapters (LoRA), such as 8; only the adapters are trained; 0: none',
            Between(0, 10_000)),
-    Option('train.lora_alpha', 16.0, 'the adapters are multiplied by lora_alpha / lora_rank', Between(0, 10_000)),
+    Option('train.lora_alpha', 16.0, 'the adapters are multiplied by lora_alpha / lora_rank', Between(1e-6, 10_000)),
     Option('train.lora_parts', '*attention/query,*attention/value', 'patterns of the names of matrices that get an '
            'adapter', TEXT),
     Option('train.accumulate', 1, 'number of parts of a batch that are computed one after the other, to save memory',

@@ -98,7 +98,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('data.tokenizer.vocab_size', data.tokenizer.kind in SUBWORDS, data.tokenizer.vocab_size > 260,
              'must be above 260, the number of special tokens and bytes'),
         Rule('data.dir', data.source not in ELSEWHERE and task.data != 'series', bool(data.dir or file),
-             'must name the folder of the files'),
+             'must name the folder of the files'
+             + (', or set data.file to one text' if task.data == 'documents' else '')),
         Rule('data.source', task.data == 'series', data.source != 'tfds', 'must be builtin or files for forecasting'),
         Rule('data.file', task.data == 'series' and data.source == 'files', bool(file),
              'must name a table of series, such as co2.csv'),
@@ -154,6 +155,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         needs('train.init_vocabulary', 'train.init_from'),
         Rule('train.init_vocabulary', bool(train.teacher), train.init_vocabulary,
              'must be True with a teacher, because a student has the vocabulary of its teacher'),
+        Rule('train.frozen', bool(train.frozen), bool(train.frozen.replace(',', '').strip()),
+             'must contain a pattern of names of parameters, such as encoder'),
         Rule('train.frozen', bool(train.frozen), not train.lora_rank,
              f'must not be combined with lora_rank={train.lora_rank}, because then only the adapters are trained'),
         needs('train.lora_alpha', 'train.lora_rank'),

@@ -23,7 +23,6 @@ METRICS: Mapping[str, Callable[..., Any]] = {
 SUBWORDS = ('bpe', 'unigram')
 TOKENIZERS = (*SUBWORDS, 'char', 'byte')  # kinds of tokenizer that a user can choose
 IMPORTED = ('sentencepiece', 'tokenizers')  # kinds that come with an imported model
-BUILTIN_ARRAYS = ('digits', 'dynamics', 'pendulum')
 
 
 class Task(NamedTuple):
@@ -66,11 +65,11 @@ TASKS: Mapping[str, Task] = {
         longest='data.context'),
     'classification': Task(
         'assigns images or time series to classes', data='classes', objective='cross_entropy', answerer='predictor',
-        models=('patches',), metrics=('accuracy', 'loss', 'perplexity'), builtin=BUILTIN_ARRAYS),
+        models=('patches',), metrics=('accuracy', 'loss', 'perplexity'), builtin=('digits', 'dynamics')),
     'regression': Task(
         'predicts values from images or time series', data='values', objective='squared_error', answerer='predictor',
         models=('patches',), metrics=('loss', 'absolute_error'),
-        scores=('r_squared', 'mean_absolute_error', 'root_mean_squared_error'), builtin=BUILTIN_ARRAYS),
+        scores=('r_squared', 'mean_absolute_error', 'root_mean_squared_error'), builtin=('pendulum',)),
     'forecasting': Task(
         'predicts the next steps of time series', data='series', objective='squared_error', answerer='forecaster',
         models=('forecaster',), metrics=('mean_absolute_scaled_error', 'loss', 'absolute_error'),

@@ -104,7 +104,7 @@ class Edit:
         """Returns the edit that a JSON object describes. In Python, 'edit' may also be a function.
 
         Raises:
-          UserError: if a field is unknown or missing.
+          UserError: if a field is unknown or missing, or has a wrong value. The message begins with `where`.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(fields, dict):
@@ -116,7 +116,10 @@ class Edit:
             if not (isinstance(fields.get(name), str) or name == 'edit' and callable(fields.get(name))):
                 raise UserError(f'{where}: the edit {json.dumps(fields, default=str)[:80]} has no {name!r}. Add '
                                 f'{name!r} with a string')
-        return cls(**fields)
+        try:
+            return cls(**fields)
+        except UserError as error:
+            raise UserError(f'{where}: {error}') from None
 
     def as_json(self) -> dict[str, Any]:
         """Returns the edit as a JSON object. A function is written as its name and cannot be read back."""

@@ -86,9 +86,12 @@ def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
         if edit.has_text:
             raise UserError(f'{EDITS_OPTION}: the edit {edit.edit!r} at {edit.place} needs values that the model '
                             'computes from texts. This is not possible in training. Use numbers')
-    numbers = [{} if edit.by is None or isinstance(edit.by, str) else
-               dict.fromkeys(matching(edit.place, places), edit.by) for edit in edits]
-    return Editor(edits, numbers, places)
+    try:
+        numbers = [{} if edit.by is None or isinstance(edit.by, str) else
+                   dict.fromkeys(matching(edit.place, places), edit.by) for edit in edits]
+        return Editor(edits, numbers, places)
+    except UserError as error:
+        raise UserError(f'{EDITS_OPTION}: {error}') from None
 
 
 def check_places(config: ConfigDict) -> None:

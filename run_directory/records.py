@@ -19,6 +19,7 @@ EXPORTED = 'model.safetensors'  # the parameters in a folder that interchange/ h
 METRICS_FILE = 'metrics.jsonl'
 ENSEMBLE, EDITED = '.ensemble', '.edited'  # at the end of the names of result files
 MEASURED = ('train.matmul_precision', 'auto')  # a new run replaces 'auto' by the chosen precision, and keeps it
+CHOSEN = ('bfloat16', 'default')  # the precisions that 'auto' can choose
 LOWERED = 'data/lowered.json'  # {option: requested value}, for options that were lowered at the start (too little data)
 RECIPE = 'recipe.py'  # in runs that were imported: the recipe to train the model further
 EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics

@@ -25,6 +25,7 @@ from model.evaluation import Objective
 from run_directory.checksums import checksums
 from run_directory.fingerprints import FINGERPRINTS, TRAINING_SPLITS, changed_data, has_fingerprints
 from run_directory.records import (
+    CHOSEN,
     CONFIG,
     EXPORTED,
     LOWERED,
@@ -130,8 +131,10 @@ class RunDirectory:
         saved, unset = read_saved_config(self.path)
         kept, lowered = {}, lowered_options(self.path)
         for key, (old, new) in changed_keys(saved, config).items():
-            if (key, new) == MEASURED:
+            if (key, new) == MEASURED and (old in CHOSEN or key not in asked):
                 kept[key] = old
+                log.info('config.%s=%r is used instead of %r, because a run keeps the precision with which it began',
+                         key, old, new)
                 continue
             if key in asked or may_change(key) is not None:
                 continue

@@ -107,6 +107,8 @@ def _checked_address(address: str, count: int, number: int) -> tuple[str, int]:
     if not parts or not 0 < int(parts[2]) < 65536:
         raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0, such as node1:1234. Write an '
                         'IPv6 address as [ADDRESS]:PORT')
+    if count < 1:
+        raise UserError(f'--num_processes={count} must be at least 1')
     if not 0 <= number < count:
         raise UserError(f'--process_id={number} must be from 0 to {count - 1}, because --num_processes={count}')
     return parts[1].strip('[]'), int(parts[2])

@@ -39,6 +39,12 @@ def run(*arguments, body='pass'):
     (['--config.modle.num_layers=2'], NO_OPTION.format('modle.num_layers') + ': did you mean model.num_layers?'),
     (['--config.peak=2'], NO_OPTION.format('peak') + ': did you mean optimizer.peak?'),
     (['--config.eval.evry', '5'], NO_OPTION.format('eval.evry') + ': did you mean eval.every?'),
+    (['--noconfig.model.num_layers'], '--noconfig.model.num_layers: only True/False options have the form '
+     '--noconfig.OPTION. Use --config.model.num_layers=VALUE'),
+    *(([f'--config.{given}'], f'--config.{given}: config.{given.partition("=")[0]} is a section. Set one of its '
+       f'options, such as --config.{example}') for given, example in (
+        ('model=rnnsearch', 'model.kind=rnnsearch'), ('data.tokenizer=char', 'data.tokenizer.kind=char'),
+        ('optimizer=1', 'optimizer.schedule=paper'), ('batch', 'batch.tokens=4096'))),
     (['--noconfig.model.remta'], NO_OPTION.format('model.remta') + ': did you mean model.remat?'),
     (['--config.zzz=2'], NO_OPTION.format('zzz') + '. See configs/options.py'),
     (['--config.model.num_layers=x'], '--config.model.num_layers=x: must be a whole number'),

@@ -5,8 +5,9 @@ r"""The variations (A) to (E) of Table 3 of "Attention Is All You Need", scaled 
 
 The paper varies its base model (6 layers, d_model 512, d_ff 2048, 8 heads of 64). Here each value of the paper's table
 is multiplied by the ratio of the recipe's value to the base model's value. Dropout and label smoothing in (D) are not
-scaled. Some runs are omitted: label smoothing if the recipe has no classes or tokens to smooth, and numbers of heads
-that do not divide the recipe's d_k times its number of heads, or are not a multiple of its model.num_key_value_heads.
+scaled. Some runs are omitted: label smoothing if the recipe has no classes or tokens to smooth, and some numbers of
+heads. A number of heads must divide the total width of the recipe's queries (d_k times its number of heads) and the
+total width of its values (d_v times its number of heads). It must also be a multiple of model.num_key_value_heads.
 """
 
 from configs.options import flatten, is_used
@@ -20,7 +21,7 @@ def get_sweep(config):
     d_v = model.d_v or model.d_model // model.num_heads
 
     heads = [h for h in shares(model.num_heads, 1 / 8, 1 / 2, 2, 4)
-             if d_k * model.num_heads % h == 0 and h % (model.num_key_value_heads or 1) == 0]
+             if d_k * model.num_heads % h == d_v * model.num_heads % h == h % (model.num_key_value_heads or 1) == 0]
     a = zipped(over('model.num_heads', heads),  # the same computation with fewer and wider, or more and narrower heads
                over('model.d_k', [d_k * model.num_heads // h for h in heads]),
                over('model.d_v', [d_v * model.num_heads // h for h in heads]))

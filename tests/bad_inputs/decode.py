@@ -141,6 +141,8 @@ QUICK = [
       for name in ('output', 'alignments', 'explain', 'pictures')),
     Case(RUN + '--avoid=-', 'error: --input and --avoid name the same file, -. Use different files'),
     Case(RUN + '--picture_count=5', 'error: --picture_count=5 has no effect without --pictures. Add --pictures'),
+    Case(RUN + '--picture_count=5 --pictures={here}/p --look=positions',
+         'error: --picture_count=5 has no effect on --look=positions, which draws one picture'),
     Case(RUN + '--explain_count=5', 'error: --explain_count=5 has no effect without --explain. Add --explain'),
     Case(RUN + '--picture_count=-1', 'picture_count=-1'),
     Case(RUN + '--explain_count=-1', 'explain_count=-1'),

@@ -49,6 +49,7 @@ def test_recipe_is_possible(name):
             checks.check_config(config)
         config.data.dir = 'somewhere'
     checks.check_config(config)
+    assert not checks.new_run_problems(config, [])
     assert set(dict(leaves(config))) == set(dict(leaves(base.get_config())))  # base.py has every option
     assert f'python train.py --config=configs/{name}.py' in recipe.__doc__
 
@@ -122,6 +123,11 @@ def test_base_is_possible():
     ({'eval.metric': 'rouge'}, 'eval.metric'),
     ({'eval.method': 'best'}, 'eval.method'),
     ({'decode.method': 'best'}, 'decode.method'),
+    ({'train.frozen': ' ,'}, 'train.frozen'),
+    ({'train.lora_rank': 1, 'train.lora_alpha': 0.0}, 'train.lora_alpha'),
+    (REGRESSION | {'data.name': 'digits'}, 'data.name'),
+    (REGRESSION | {'data.name': 'dynamics'}, 'data.name'),
+    (REGRESSION | {'task': 'classification'}, 'data.name'),
 ])
 def test_impossible_value_is_named(values, key):
     with pytest.raises(UserError, match=rf'^config\.{key}=.+: (must|needs) '):
@@ -187,6 +193,9 @@ def test_misspelt_choice_gets_the_nearest(option, word, meant):
     {'model.dropout': 0.0, 'model.word_dropout': 0.1, 'train.r_drop': 1.0},
     {'model.dropout': 0.0, 'train.simcut': 1.0},
     {'train.simcut': 1.0, 'train.cutoff': 0.0},
+    {'model.dropout': 1e-5},
+    {'optimizer.schedule': 'cosine', 'optimizer.final': 1.0},
+    {'data.plain_spaces': 1.0},
     {'model.position': 'rotary', 'model.rotary_scaling': 'linear', 'model.rotary_factor': 2.0},
 ])
 def test_unusual_value_is_possible(values):
@@ -227,6 +236,14 @@ def test_unusual_value_is_possible(values):
     ({'model.dtype': 'bfloat16', 'train.matmul_precision': 'bfloat16'},
      "train.matmul_precision='bfloat16': has no effect with model.dtype=bfloat16. Set it to its default, 'default'"),
     (REGRESSION | {'decode.beam': 9}, 'config.decode.beam=9: has no effect with task=regression'),
+    ({'train.teacher_checkpoint': 'latest'}, "config.train.teacher_checkpoint='latest': has no effect without "
+     "train.teacher. Set it to its default, 'best', or set train.teacher"),
+    ({'train.init_vocabulary': False}, 'config.train.init_vocabulary=False: has no effect without train.init_from. Set '
+     'it to its default, True, or set train.init_from'),
+    ({'train.lora_parts': 'head'}, "config.train.lora_parts='head': has no effect without train.lora_rank. Set it to "
+     "its default, '*attention/query,*attention/value', or set train.lora_rank"),
+    ({'train.teacher': 'runs/teacher', 'train.init_from': 'runs/demo', 'train.init_vocabulary': False},
+     'config.train.init_vocabulary=False: must be True with a teacher'),
 ])
 def test_an_option_without_a_meaning_is_refused(values, message):
     with pytest.raises(UserError, match=re.escape(message)):
@@ -238,6 +255,13 @@ def test_a_source_of_files_needs_a_folder_whatever_its_name(monkeypatch):
     monkeypatch.setitem(checks.BY_NAME, 'data.source', sources)
     with pytest.raises(UserError, match='^config.data.dir=\'\': must name the folder of the files$'):
         checks.check_config(changed({'data.source': 'tables'}))
+
+
+def test_a_text_for_a_language_model_may_be_a_folder_or_a_file():
+    message = '^config.data.dir=\'\': must name the folder of the files, or set data.file to one text$'
+    with pytest.raises(UserError, match=message):
+        checks.check_config(changed(LANGUAGE | {'data.source': 'files'}))
+    checks.check_config(changed(LANGUAGE | {'data.source': 'files', 'data.file': 'text.txt'}))
 
 
 def test_what_decides_over_an_option_is_an_option_or_a_part_of_a_task_with_such_values():
@@ -271,7 +295,7 @@ def test_what_a_task_needs_of_decoding_is_what_its_answerer_uses():
     *((key, beyond) for key, value in leaves(base.get_config()) if isinstance(value, float)
       for beyond in (math.nan, math.inf, -math.inf)),
     *((key, beyond) for key, option in BY_NAME.items() if isinstance(option.allowed, Fraction)
-      for beyond in (-0.01, 1.0)),
+      for beyond in (-0.01, 1.0, *[option.allowed.least / 2] * (option.allowed.least > 0))),
     *((key, '?') for key, option in BY_NAME.items() if isinstance(option.allowed, OneOf))])
 def test_every_bound_holds(key, value):
     with pytest.raises(UserError, match=rf'^config\.{key}=.+: must '):

@@ -123,6 +123,25 @@ def test_beam_search_of_each_run_of_a_language_model_must_fit_into_a_window():
     with pytest.raises(UserError, match=r'decode.method.*extra_length=300: must be below data\.context=64'):
         planned_runs('sweep.py', config, [method], {})
     assert planned_runs('sweep.py', config, [method | {'decode.extra_length': 63}], {})
+    config.decode.method = 'beam'
+    with pytest.raises(UserError, match=r"'seed': 1.*extra_length=300: must be below data\.context=64"):
+        planned_runs('sweep.py', config, [{'seed': 1}], {})
+
+
+@pytest.mark.parametrize('option, value, message', [
+    ('optimizer.clip', True, 'must be a number'), ('model.num_layers', 2.0, 'must be a whole number'),
+    ('model.num_layers', '2', 'must be a whole number'), ('model.remat', 1, 'must be True or False')])
+def test_a_value_of_a_wrong_type_is_refused(option, value, message):
+    with pytest.raises(UserError, match=f'config.{option}={value!r}: {message}$'):
+        planned_runs('sweep.py', demo.get_config(), [{option: value}], {})
+
+
+def test_numbers_of_heads_that_do_not_divide_the_widths_are_not_in_table_3():
+    config = demo.get_config()
+    config.model.update(d_v=2)
+    heads = [run['model.num_heads'] for run in importlib.import_module('configs.sweeps.table3').get_sweep(config)
+             if 'model.num_heads' in run]
+    assert heads == [1, 2, 8]  # not 16, because the width of all values is 4 * 2
 
 
 def test_table_3_of_the_papers_model_is_the_papers():

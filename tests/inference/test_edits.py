@@ -341,7 +341,8 @@ def test_a_dict_in_python_may_have_a_function(runs):
     ('[', 'is not JSON'), ('[' * 10 ** 5, 'is not JSON'), ('{}', 'must be a list of edits'),
     ('[]', 'must be a list of edits'), ('[3]', "'3' is not an edit"),
     ('[{"edit": "zero", "place": "decoder", "head": [1]}]', "an edit has no field 'head'. Did you mean heads"),
-    ('[{"edit": "zero"}]', "has no 'place'")])
+    ('[{"edit": "zero"}]', "has no 'place'"),
+    ('[{"edit": "zer", "place": "decoder"}]', "edits.json: there is no edit 'zer'")])
 def test_a_file_that_holds_no_edits_is_refused(content, message, tmp_path):
     (tmp_path / 'edits.json').write_text(content)
     with pytest.raises(UserError, match=message):

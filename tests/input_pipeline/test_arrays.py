@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from configs.tasks import BUILTIN_ARRAYS
+from configs.tasks import TASKS
 from input_pipeline import dynamics
 from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.arrays import BUILTIN, ArrayData, open_arrays
@@ -24,7 +24,7 @@ def open_builtin(name, **changes):
 
 
 @pytest.fixture(scope='module', params=[
-    pytest.param(name, marks=[pytest.mark.slow] if name == 'dynamics' else []) for name in BUILTIN_ARRAYS])
+    pytest.param(name, marks=[pytest.mark.slow] if name == 'dynamics' else []) for name in BUILTIN])
 def builtin(request):
     return request.param, open_builtin(request.param)
 
@@ -46,7 +46,7 @@ def test_builtin_sizes(builtin):
         'pendulum': ([4000, 500, 500], {'outputs': 2, 'shape': [128, 1]}, None)}[name]
     assert [len(data.inputs(split)) for split in SPLITS] == [len(data.targets(split)) for split in SPLITS] == counts
     assert json.loads(json.dumps(data.sizes)) == sizes and data.classes == classes
-    assert set(BUILTIN_ARRAYS) == set(BUILTIN)
+    assert {*TASKS['classification'].builtin, *TASKS['regression'].builtin} == set(BUILTIN)
 
 
 def test_digits_are_split_evenly_and_apart():

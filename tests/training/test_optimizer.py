@@ -61,6 +61,8 @@ def test_clipping_bounds_the_gradient_that_adam_sees():
 
 def test_cosine_can_end_above_zero():
     assert float(schedule('cosine', final=0.1)(10_000)) == pytest.approx(3e-4, rel=1e-4)
+    rates = [float(schedule('cosine', final=1.0)(count)) for count in (2000, 4000, 7000, 10_000)]
+    np.testing.assert_allclose(rates, [1.5e-3, 3e-3, 3e-3, 3e-3], rtol=1e-5)
 
 
 def test_weight_decay_shrinks_matrices_and_not_vectors():

@@ -8,6 +8,7 @@ from configs import base, demo, multi30k
 from configs.versions import config_text
 from kernels import rates
 from run_directory.workdir import RunDirectory
+from runtime.errors import UserError
 from tests.tiny_run import tiny_config
 from training import loop, precision
 
@@ -38,12 +39,25 @@ def test_the_measured_sizes_are_limited():
 
 @pytest.mark.parametrize('asked', [[], ['train.matmul_precision']])
 @pytest.mark.parametrize('saved', ['bfloat16', 'default'])
-def test_a_resumed_run_keeps_its_precision(saved, asked, tmp_path):
+def test_a_resumed_run_keeps_its_precision(saved, asked, tmp_path, caplog):
+    caplog.set_level('INFO', logger='allyouneed')
+    resume_with_auto(saved, tmp_path, asked)
+    message = f"config.train.matmul_precision={saved!r} is used instead of 'auto', because a run keeps the precision"
+    assert f'{message} with which it began' in caplog.messages
+
+
+def test_a_resumed_run_with_a_precision_that_auto_cannot_choose_refuses_auto_only_if_the_user_set_it(tmp_path):
+    resume_with_auto('float32', tmp_path, [])
+    with pytest.raises(UserError, match="train.matmul_precision: 'float32' in the run, 'auto' now"):
+        resume_with_auto('float32', tmp_path, ['train.matmul_precision'])
+
+
+def resume_with_auto(saved, path, asked):
     config = demo.get_config()
     config.train.matmul_precision = saved
-    (tmp_path / 'config.json').write_text(config_text(config))
+    (path / 'config.json').write_text(config_text(config))
     config.train.matmul_precision = 'auto'
-    with RunDirectory(str(tmp_path), config, asked=asked):
+    with RunDirectory(str(path), config, asked=asked):
         assert config.train.matmul_precision == saved
 
 
