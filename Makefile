@@ -89,7 +89,8 @@ docs: $(VENV)/installed  ## Build the documentation into build/docs, and check i
 	$(VENV)/bin/python docs/links.py
 	$(VENV)/bin/python docs/links.py build/docs
 
-# The notebooks open RUN, RNN_RUN and SWEEP. If such a run is missing, a notebook trains a short run.
+# The notebooks open RUN, RNN_RUN and SWEEP. If a variable is empty and the run of the recipe is missing, a notebook
+# trains a short run.
 notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
 	RUN='$(RUN)' RNN_RUN='$(RNN_RUN)' SWEEP='$(SWEEP)' $(VENV)/bin/python -m notebooks.build
 

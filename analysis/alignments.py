@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from analysis.passes import translation_model
 from configs.rules import cross_head, default_cross_head
 from inference.outputs import Output
 from inference.run import Run
@@ -94,8 +95,11 @@ def best_head(run: Run, sentences: int = SENTENCES) -> Head:
 
     Pairs that are too long for the model and the search options of the run are skipped. If there are no gold links
     (`_gold_pairs`), or no pair remains, returns `default_cross_head`, with shift 'output'.
+
+    Raises:
+      UserError: if the run is not a translation run, or the model has no attention from the target to the source.
     """
-    model: Any = run.model
+    model = translation_model(run, 'best head for alignments')
     fitting = [(pair, links) for pair, links in _gold_pairs(run, sentences)
                if model.reads_whole(pair[0]) and model.scores_whole(pair[1], run.options)]
     if not fitting:

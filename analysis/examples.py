@@ -1,4 +1,4 @@
-"""Trained runs for notebooks. If a run is missing, a short run is trained."""
+"""Trained runs for notebooks: the run of an environment variable, the run of a recipe, or else a short run."""
 
 import os
 import subprocess
@@ -15,21 +15,23 @@ SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bl
 
 
 def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
-    """Returns the directory of a run of a recipe: the first existing directory of this list.
+    """Returns the directory of a run of a recipe: the first of these directories.
 
-      1. the run directory in the environment variable `variable`, relative to the root of the project;
-      2. runs/RECIPE;
+      1. the run directory in the environment variable `variable`, if it is set and not empty; a relative path is
+         relative to the root of the project;
+      2. runs/RECIPE, if this run exists;
       3. runs/RECIPE-STEPS, which is trained now if necessary, with --config.train.steps.
 
     The training takes one or two minutes. After this time, the attention aligns words. If the training is interrupted,
     the next call resumes it.
 
     Raises:
-      UserError: if the training fails. Its output has already been printed.
+      UserError: if the directory in the variable does not exist, or the training fails. The output of the training
+        has already been printed.
     """
     whole, short = ROOT / 'runs' / recipe, ROOT / 'runs' / f'{recipe}-{steps}'
-    if os.environ.get(variable):
-        return ROOT / expanded(os.environ[variable])
+    if named := _named(variable):
+        return named
     if (whole / CONFIG).exists():
         return whole
     _make('train.py', f'--config=configs/{recipe}.py', f'--workdir={short.relative_to(ROOT)}',
@@ -38,18 +40,19 @@ def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
 
 
 def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
-    """Returns the directory of a sweep: the first existing directory of this list.
+    """Returns the directory of a sweep: the first of these directories.
 
-      1. the directory in the environment variable `variable`, relative to the root of the project;
-      2. sweeps/NAME;
+      1. the directory in the environment variable `variable`, as in `example_run`;
+      2. sweeps/NAME, if this sweep exists;
       3. sweeps/NAME-STEPS, a short sweep of small models that is run now if necessary, in a few minutes.
 
     Raises:
-      UserError: if the sweep fails. Its output has already been printed.
+      UserError: if the directory in the variable does not exist, or the sweep fails. The output of the sweep has
+        already been printed.
     """
     whole, short = ROOT / 'sweeps' / name, ROOT / 'sweeps' / f'{name}-{steps}'
-    if os.environ.get(variable):
-        return ROOT / expanded(os.environ[variable])
+    if named := _named(variable):
+        return named
     if (whole / SWEEP).exists():
         return whole
     _make('sweep.py', '--config=configs/demo.py', f'--sweep=configs/sweeps/{name}.py',
@@ -57,6 +60,17 @@ def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
           f'--config.optimizer.warmup={steps // 4}', f'--config.eval.every={steps // 4}',
           *(f'--config.{option}={value}' for option, value in SMALL.items()))
     return short
+
+
+def _named(variable: str) -> Path | None:
+    """Returns the directory in an environment variable, or None if the variable is not set or is empty."""
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    if not (path := ROOT / expanded(value)).is_dir():
+        raise UserError(f'{variable}={value}: there is no directory {path}. Set {variable} to an existing directory, '
+                        'or unset it')
+    return path
 
 
 def _make(*command: str) -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from analysis.passes import translation_model
 from inference.edits import ATTENTION, Edit
 from inference.options import SearchOptions
 from inference.run import Run
@@ -94,10 +95,7 @@ class GatedHeads:
         Raises:
           UserError: if the run is not a translation run, or there are no pairs.
         """
-        model = self.run.model
-        if not isinstance(model, Translator):
-            raise UserError(f'{self.run.workdir}: the importance of heads needs translations, but the '
-                            f'task is {self.run.config.task}. Use a run of task=translation')
+        model = translation_model(self.run, 'importance of heads')
 
         def loss(gates, source, read, written):
             inputs = {'source': source[None], 'target': read[None]}
@@ -160,9 +158,10 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
     `metric` is 'exact_match' (from 0 to 1), 'bleu', 'bleu_lowercased_tokenised' or 'chrf'.
 
     Raises:
-      UserError: if the model has no attention of this kind, the runs of an ensemble have different numbers of heads,
-        there is no such metric, or there are no pairs.
+      UserError: if the run is not a translation run, the model has no attention of this kind, the runs of an ensemble
+        have different numbers of heads, there is no such metric, or there are no pairs.
     """
+    translation_model(heads.run, 'score without heads')
     kinds, gates = heads.kinds(), heads.ones()
     if kind not in kinds:
         raise UserError(f'kind={kind!r}: the model has no attention of this kind. Use {", ".join(kinds)}')
@@ -191,8 +190,9 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
         before the first step is also returned.
 
     Raises:
-      UserError: if there is no such metric, or there are no pairs.
+      UserError: if the run is not a translation run, there is no such metric, or there are no pairs.
     """
+    translation_model(heads.run, 'score without heads')
     gates, curve, removed = heads.ones(), [], 0
     for count in np.unique(np.linspace(0, len(order), steps + 1).round().astype(int)).tolist():
         for place, head in order[removed:count]:

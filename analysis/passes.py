@@ -183,6 +183,18 @@ def text_model(run: Run) -> Any:
     return run.model
 
 
+def translation_model(run: Run, analysis: str) -> Translator:
+    """Returns the model of a run.
+
+    Raises:
+      UserError: if the model does not translate. `analysis` names the analysis in the message.
+    """
+    if not isinstance(run.model, Translator):
+        raise UserError(f'{run.workdir}: the {analysis} needs translations, but the task is {run.config.task}. Use a '
+                        'run of task=translation')
+    return run.model
+
+
 def _continued(tokenizer: Tokenizer, prompt: str, text: str) -> Output:
     """Returns a prompt and its continuation as an output of a language model."""
     before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + text)

@@ -3,7 +3,10 @@
 Plan the training first: tools.plan computes whether the model fits into the memory of the devices.
 
     python -m tools.plan --config=configs/lm_1b.py --topology=v5e:8x8 --config.parallel.data=1 --config.parallel.fsdp=-1
-    python train.py --config=configs/lm_1b.py --workdir=runs/lm_1b
+    python train.py --config=configs/lm_1b.py --config.parallel.data=1 --config.parallel.fsdp=-1 --workdir=runs/lm_1b
+
+With these flags, the devices share the parameters. Without the flags, a step needs 24.5 GiB on each chip of v5e:8x8
+(by formula), but a chip has 16 GiB.
 
 We have not trained this recipe. A step has 0.5 million tokens, so 50,000 steps have 26 billion tokens. This is about 24
 tokens per parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3). Learning rate, warm-up, beta2, weight decay and

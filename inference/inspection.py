@@ -7,6 +7,7 @@ xarray would be the usual type, but the import of xarray takes as long as a tran
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import math
 import re
@@ -60,8 +61,15 @@ class Values:
         return np.array(self.values, dtype, copy=copy)
 
     def to_xarray(self) -> Any:
-        """Returns an xarray.DataArray; xarray must be installed."""
-        import xarray  # pyright: ignore[reportMissingImports] (optional)
+        """Returns an xarray.DataArray.
+
+        Raises:
+          UserError: if xarray is not installed.
+        """
+        try:
+            xarray = importlib.import_module('xarray')
+        except ImportError:
+            raise UserError('to_xarray needs xarray, which is not installed. Run pip install xarray') from None
         return xarray.DataArray(self.values, dims=self.axes, coords=dict(self.labels), name=self.name)
 
 

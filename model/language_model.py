@@ -86,7 +86,7 @@ class LanguageModel(nn.Module):
         columns = np.arange(length)[None]
         # Within a document, columns and positions have the same differences, and the sines of columns are constants. So
         # columns are used, unless the scores of rotated vectors depend on the positions themselves.
-        absolute = self.config.position == 'rotary' and self.config.score not in DOT_PRODUCTS
+        absolute = self.config.rotary() is not None and self.config.score not in DOT_PRODUCTS
         relation = Relation.within(positions if absolute and positions is not None else columns,
                                    visible=tokens != self.pad, segments=segments, causal=True)
         with at_positions(positions, keys=positions):

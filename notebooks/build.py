@@ -3,8 +3,8 @@
     make notebooks [RUN=runs/demo] [RNN_RUN=runs/rnnsearch_demo] [SWEEP=sweeps/scores]
     python -m notebooks.build [NAME ...]
 
-The notebooks open the runs that these environment variables name, by default the runs above. If a run is missing, a
-notebook trains a short one (analysis/examples.py).
+The notebooks open the runs that these environment variables name, by default the runs above. If a variable is not set
+and its default run is missing, a notebook trains a short run (analysis/examples.py).
 """
 
 import os

@@ -31,6 +31,11 @@ def test_a_run_that_is_there_is_taken(root):
 def test_a_run_that_is_named_goes_first(root, monkeypatch):
     monkeypatch.setenv('RNN_RUN', 'runs/mine')
     monkeypatch.setenv('SWEEP', str(root / 'elsewhere'))
+    for make in (lambda: examples.example_run('rnnsearch_demo', 'RNN_RUN'), lambda: examples.example_sweep('scores')):
+        with pytest.raises(UserError, match='^(RNN_RUN|SWEEP)=.*: there is no directory .* or unset it$'):
+            make()
+    for folder in 'runs/mine', 'elsewhere':
+        (root / folder).mkdir(parents=True)
     assert examples.example_run('rnnsearch_demo', 'RNN_RUN') == root / 'runs' / 'mine'
     assert examples.example_sweep('scores') == root / 'elsewhere'
     assert not (root / 'called').exists()

@@ -8,6 +8,7 @@ import pytest
 
 from analysis import heads as module
 from analysis import inside
+from analysis.alignments import best_head
 from analysis.heads import (
     GatedHeads,
     pruning_curve,
@@ -149,6 +150,16 @@ def test_the_analyses_need_pairs(heads):
     for analyse in (heads.importance, lambda pairs: pruning_curve(heads, pairs, shuffled(heads), OPTIONS)):
         with pytest.raises(UserError, match='at least one pair'):
             analyse([])
+
+
+@pytest.mark.parametrize('kind, task', [('language_model', 'language_model'), ('patches', 'classification')])
+def test_the_analyses_of_translations_refuse_other_models(kind, task):
+    heads = GatedHeads(random_run(kind))
+    for analyse in (heads.importance, lambda pairs: pruning_curve(heads, pairs, shuffled(heads), OPTIONS),
+                    lambda pairs: scores_without_heads(heads, pairs, 'encoder', OPTIONS),
+                    lambda pairs: best_head(heads.run)):
+        with pytest.raises(UserError, match=f'needs translations, but the task is {task}. Use a run of task='):
+            analyse(PAIRS)
 
 
 def test_scores_without_heads_need_layers_of_equal_size(heads):

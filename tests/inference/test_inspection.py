@@ -1,6 +1,7 @@
 """Reading places: axes and labels without padding, of texts, pairs and outputs; large captures are refused."""
 
 import logging
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -155,6 +156,12 @@ def test_a_copy_of_values_is_independent(run):
     copied = np.array(values)
     copied += 1
     assert not np.array_equal(values, copied) and np.shares_memory(np.asarray(values), values.values)
+
+
+def test_xarray_is_named_if_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'xarray', None)
+    with pytest.raises(UserError, match='to_xarray needs xarray, which is not installed. Run pip install xarray'):
+        inspection.Values('encoder', ('position',), np.zeros(1, np.float32), {}).to_xarray()
 
 
 def test_values_can_be_changed_and_do_not_keep_the_whole_batch():
