@@ -323,7 +323,7 @@ class ArrayData:
         self.preprocessing.check_targets(targets, f'{where}: targets')
 
 
-def open_arrays(data: ConfigDict, labelled: bool, multiple: int = 1) -> ArrayData:
+def open_arrays(data: ConfigDict, labelled: bool, multiple: int) -> ArrayData:
     """Opens the data set that `config.data` describes. `multiple` is explained in `ArrayData`.
 
     The targets are classes if `labelled` is True, and values otherwise. `labelled` follows from the task, not from the

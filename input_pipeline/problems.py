@@ -89,7 +89,7 @@ def _check_split(text: TextCorpus | FileDocuments | OneFile, split: str) -> None
 def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str], scored: str) -> list[str]:
     folder = expanded(config.data.dir)
     try:
-        arrays = open_arrays(config.data, TASKS[config.task].data == 'classes')
+        arrays = open_arrays(config.data, TASKS[config.task].data == 'classes', config.model.patches.patch)
     except UserError as error:
         return [str(error)]
     has_test = 'test' in arrays.parts.names or has_files(folder, config.data.splits.test)

@@ -13,10 +13,19 @@ from PIL import Image
 from configs import fashion_mnist_vit, mnist_vit
 from configs.checks import check_config
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import open_arrays
 from input_pipeline.problems import data_problems
 from runtime.errors import UserError
-from tests.input_pipeline.helpers import CLASSES, INPUTS, SERIES, SPLITS, options, read, write_csv, write_npz
+from tests.input_pipeline.helpers import (
+    CLASSES,
+    INPUTS,
+    SERIES,
+    SPLITS,
+    open_arrays,
+    options,
+    read,
+    write_csv,
+    write_npz,
+)
 
 # IDX
 

@@ -9,12 +9,12 @@ import pytest
 from configs.tasks import BUILTIN_ARRAYS
 from input_pipeline import dynamics
 from input_pipeline.array_batches import ArrayPlan
-from input_pipeline.arrays import BUILTIN, ArrayData, open_arrays
+from input_pipeline.arrays import BUILTIN, ArrayData
 from input_pipeline.examples import Examples
 from input_pipeline.splits import Parts
 from runtime import once
 from runtime.errors import UserError
-from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, in_memory, options
+from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, in_memory, open_arrays, options
 
 # Built-in data
 

@@ -9,7 +9,6 @@ import pytest
 from PIL import ExifTags, Image, TiffImagePlugin
 
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import open_arrays
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from runtime import once
@@ -19,6 +18,7 @@ from tests.input_pipeline.helpers import (
     INPUTS,
     SERIES,
     SPLITS,
+    open_arrays,
     options,
     read,
     save_image,

@@ -5,10 +5,9 @@ import pytest
 
 from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import open_arrays
 from runtime import once
 from runtime.errors import UserError
-from tests.input_pipeline.helpers import options, read, write_csv, write_npz
+from tests.input_pipeline.helpers import open_arrays, options, read, write_csv, write_npz
 
 HEADER = 'series,time,x,y,target'
 ROWS = ['a,0,1.5,-2,1', 'a,1,2.5,-3,1', 'b,0,1e3,0,0', 'b,1,4,5,0']

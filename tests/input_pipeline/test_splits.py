@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from configs import base
-from input_pipeline.arrays import open_arrays
 from input_pipeline.documents import open_documents
 from input_pipeline.sources import open_corpus
 from input_pipeline.splits import text_key
 from runtime.errors import UserError
-from tests.input_pipeline.helpers import SPLITS, options
+from tests.input_pipeline.helpers import SPLITS, open_arrays, options
 
 PAIRS = [(f'sentence {number}', f'phrase {number}') for number in range(300)]
 
