@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from input_pipeline import builtin
 from input_pipeline.links import Links, links_of, parse_links
-from input_pipeline.splits import HeldOut, SplitFiles, naming_option, split_names, text_key
+from input_pipeline.splits import HeldOut, SplitFiles, check_only_form, naming_option, split_names, text_key
 from input_pipeline.text_files import read_lines
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
@@ -201,8 +201,10 @@ class TextCorpus(SplitFiles, LinkedCorpus):
     def _files_of(self, base: Path, split: str) -> list[Path]:
         """Returns the source file and the target file with the path `base`, or the table with both sides."""
         *sides, table = [plain_or_gz(Path(f'{base}{ending}')) for ending in self._endings]
-        if sides and all(sides):
-            return [file for file in sides if file]
+        files = [file for file in sides if file]
+        if len(files) == 2:
+            check_only_form(files[0], table)
+            return files
         if table:
             return [table]
         if not sides:

@@ -80,6 +80,24 @@ def test_folders_of_splits_are_no_classes(tmp_path, folders, message):
         open_arrays(options(dir=str(tmp_path)), labelled=True)
 
 
+@pytest.mark.parametrize('split, parts', [('validation', ()), ('test', ('validation',))])
+def test_images_without_folders_of_classes_are_not_replaced_by_training_images(tmp_path, split, parts):
+    for number in range(20):
+        save_image(tmp_path / 'train' / 'ab'[number % 2] / f'{number}.png', COLOUR + np.uint8(number))
+    save_image(tmp_path / split / '1.png', COLOUR)
+    data = open_arrays(options(dir=str(tmp_path)), labelled=True)
+    assert data.parts.names == parts
+    with pytest.raises(UserError, match=rf'{split} has no folders of images CLASS/FILE\.png'):
+        data.inputs(split)
+
+
+def test_a_broken_link_to_a_class_is_an_error(tmp_path):
+    save_image(tmp_path / 'train/a/1.png', COLOUR)
+    (tmp_path / 'train/b').symlink_to(tmp_path / 'nowhere')
+    with pytest.raises(UserError, match='train/b is a broken symbolic link'):
+        read(tmp_path, validation_share=0.0)
+
+
 def test_classes_may_have_folders(tmp_path):
     for folder in 'cat/day', 'cat/night', 'dog/day', 'dog/night', 'dog':
         save_image(tmp_path / folder / '1.png', COLOUR)

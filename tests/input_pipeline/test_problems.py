@@ -200,6 +200,17 @@ def test_a_test_split_may_be_missing_where_there_is_validation_data(folder, tmp_
         assert data_problems(make(folder, tmp_path)) == []
 
 
+@pytest.mark.parametrize('make, name', [(config_of, 'test.fr'), (language_config, 'test.txt'), (array_config, 'test')])
+def test_a_broken_link_of_the_test_split_is_a_problem(folder, tmp_path, make, name):
+    for split in ('train', 'validation'):
+        write_pairs(folder, split)
+        write(folder / f'{split}.txt', LINES)
+        np.savez(folder / f'{split}.npz', inputs=np.ones((20, 4, 1)), targets=np.arange(20) % 2)
+    (folder / name).symlink_to(tmp_path / 'nowhere')
+    message, = data_problems(make(folder, tmp_path))
+    assert f'/{name} is a broken symbolic link' in message
+
+
 @pytest.mark.parametrize('small', [True, False])
 @pytest.mark.parametrize('make', [config_of, language_config, array_config])
 def test_a_test_split_on_which_the_model_will_be_scored_must_exist(folder, tmp_path, monkeypatch, make, small):
