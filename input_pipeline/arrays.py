@@ -224,17 +224,17 @@ class ArrayData:
             raise UserError(f'{where} has {len(inputs)} inputs, but targets of the shape {targets.shape}. The targets '
                             f'must have the shape [{len(inputs)}] or [{len(inputs)}, values]')
         if inputs.ndim == 3 and (self._raw('train').padded or self._missing):
-            inputs = self._padded(inputs, split, f'{where}: inputs')
+            inputs = self._padded(examples, split)
             examples = examples._replace(inputs=inputs)
         else:
-            check_numbers(inputs, f'{where}: inputs')
+            check_numbers(inputs, f'{where}: inputs', named=examples.named)
         self._warn_of_many_channels(inputs, where)
         if self._labelled and targets.dtype.kind == 'U' and targets.ndim == 1:
             return examples._replace(targets=self._numbered(examples))
         if not self._labelled and targets.dtype.kind == 'U':
             raise UserError(f'{where}: target {str(targets.flat[0])!r:.100} of {examples.named(0)} is not a number. '
                             'Use task=classification for names of classes')
-        check_numbers(targets, f'{where}: targets')
+        check_numbers(targets, f'{where}: targets', named=examples.named)
         if not self._labelled:
             return examples._replace(targets=targets.astype(np.float64).reshape(len(targets), -1))
         if targets.ndim == 2 and targets.shape[1] != 1:
@@ -251,8 +251,7 @@ class ArrayData:
                             f'are names, such as {next(iter(self._numbers))!r}. Use the names')
         return examples._replace(targets=targets.astype(np.int32))
 
-    def _padded(self, inputs: Num[np.ndarray, 'examples time channels'], split: str,
-                where: str) -> Num[np.ndarray, 'examples longest channels']:
+    def _padded(self, examples: Examples, split: str) -> Num[np.ndarray, 'examples longest channels']:
         """Pads series with NaN at the end, to the length of the longest training series.
 
         This length is rounded up to a multiple of `self._multiple` steps.
@@ -260,12 +259,13 @@ class ArrayData:
         Raises:
           UserError: if a series has no values, or is longer than the training series.
         """
+        inputs, where = examples.inputs, f'{examples.where}: inputs'
         if split == 'train':
             steps = -(-inputs.shape[1] // self._multiple) * self._multiple
         else:
             steps = self._whole('train').inputs.shape[1]
-        inputs = pad_series(inputs, (steps, inputs.shape[2]), where)
-        check_series(inputs, where, self._missing)
+        inputs = pad_series(inputs, (steps, inputs.shape[2]), where, examples.named)
+        check_series(inputs, where, self._missing, examples.named)
         absent = np.isnan(inputs[steps_before_padding(inputs)])
         if absent.any():
             log_once(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They are replaced by the mean '
