@@ -193,12 +193,22 @@ def read_npz(path: Path, training: Path) -> Examples:
     The arrays are `inputs` [n, *space, channels] and `targets`. The targets are classes [n], names of classes [n], one
     value for each example [n], or several values [n, values]. An optional array `groups` [n] contains the group of each
     example. For example, a group is all examples of one person. All examples of a group are in the same split.
+
+    Raises:
+      UserError: if the archive cannot be read, or an example has no group.
     """
     inputs, targets, groups = _arrays(path, ('inputs', 'targets'), ('groups',))
-    if groups is not None and groups.shape != inputs.shape[:1]:
-        raise UserError(f'{path}: groups have the shape {groups.shape}, but inputs have the shape {inputs.shape}. Each '
-                        'input needs one group')
-    return Examples(inputs, _decoded(targets), str(path), None if groups is None else _decoded(groups).astype(str))
+    if groups is not None:
+        if groups.shape != inputs.shape[:1]:
+            raise UserError(f'{path}: groups have the shape {groups.shape}, but inputs have the shape {inputs.shape}. '
+                            'Each input needs one group')
+        missing = groups != groups  # NaN and NaT are not equal to themselves
+        groups = _decoded(groups).astype(str)
+        missing |= np.char.strip(groups) == ''
+        if missing.any():
+            raise UserError(f'{path}: the group of example {missing.argmax()} is empty or NaN. Each input needs the '
+                            'name of its group')
+    return Examples(inputs, _decoded(targets), str(path), groups)
 
 
 def _decoded(names: np.ndarray) -> np.ndarray:

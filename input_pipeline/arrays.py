@@ -229,18 +229,20 @@ class ArrayData:
         else:
             check_numbers(inputs, f'{where}: inputs', named=examples.named)
         self._warn_of_many_channels(inputs, where)
-        if self._labelled and targets.dtype.kind == 'U' and targets.ndim == 1:
-            return examples._replace(targets=self._numbered(examples))
-        if not self._labelled and targets.dtype.kind == 'U':
+        if self._labelled:
+            if targets.ndim == 2 and targets.shape[1] != 1:
+                raise UserError(f'{where}: the targets have the shape {targets.shape}, but an example has one class. '
+                                'They must have the shape [n]. Use task=regression for values')
+            targets = targets.reshape(-1)
+            examples = examples._replace(targets=targets)
+            if targets.dtype.kind == 'U':
+                return examples._replace(targets=self._numbered(examples))
+        elif targets.dtype.kind == 'U':
             raise UserError(f'{where}: target {str(targets.flat[0])!r:.100} of {examples.named(0)} is not a number. '
                             'Use task=classification for names of classes')
         check_numbers(targets, f'{where}: targets', named=examples.named)
         if not self._labelled:
             return examples._replace(targets=targets.astype(np.float64).reshape(len(targets), -1))
-        if targets.ndim == 2 and targets.shape[1] != 1:
-            raise UserError(f'{where}: the targets have the shape {targets.shape}, but an example has one class. They '
-                            'must have the shape [n]. Use task=regression for values')
-        targets = targets.reshape(-1)
         wrong = (targets < 0) | (targets % 1 != 0) | (targets >= MOST_CLASSES)
         if wrong.any():
             raise UserError(f'{where}: class {targets[wrong][0]} of {examples.named(wrong.argmax())}: classes must be '

@@ -105,6 +105,7 @@ def test_idx_files_that_do_not_belong_together(idx):
 @pytest.mark.parametrize('targets, expected, outputs, classes', [
     (CLASSES, CLASSES, 4, list('0123')),
     (CLASSES.astype(np.uint8), CLASSES, 4, list('0123')),
+    (np.array(list('abcd'))[CLASSES, None], CLASSES, 4, list('abcd')),
     (CLASSES / 2, CLASSES[:, None] / 2, 1, None),
     (INPUTS[:, 0], INPUTS[:, 0], 2, None),
 ])
@@ -355,6 +356,14 @@ def test_a_group_is_in_one_split(tmp_path, kind):
     assert [len(found[split]) for split in SPLITS] == [6, 2, 2]
     assert set.union(*found.values()) == set(groups)
     assert sum(len(data.targets(split)) for split in SPLITS) == 40
+
+
+@pytest.mark.parametrize('groups', [
+    [1, 2, np.nan], ['a', 'b', ' '], [b'a', b'b', b''], np.array(['2024', '2025', 'NaT'], 'M8[s]')])
+def test_a_missing_group_is_an_error(tmp_path, groups):
+    np.savez(tmp_path / 'train.npz', inputs=INPUTS[:3], targets=CLASSES[:3], groups=groups)
+    with pytest.raises(UserError, match=r'train\.npz: the group of example 2 is empty or NaN\. Each input needs'):
+        read(tmp_path)
 
 
 def test_groups_are_one_for_each_example(tmp_path):
