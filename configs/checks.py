@@ -146,12 +146,12 @@ def unused(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def data_options_are_possible(config: Any) -> bool:
-    """Returns whether the data options are valid, so that the data can be opened and a tokenizer can be learned."""
+    """Returns whether the options for opening the data and for learning a tokenizer are valid."""
     if _misshapen(config) or config.task not in TASKS:
         return False
     values = flatten(config)
     return not any(option.allowed.problem(values[name]) for name, option in BY_NAME.items()
-                   if name.startswith('data.') or name == 'cache_dir')
+                   if name.startswith('data.') or name in ('cache_dir', 'model.patches.patch'))
 
 
 def written(value: Any) -> str:

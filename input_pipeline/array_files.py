@@ -26,10 +26,10 @@ from input_pipeline.image_files import (
 )
 from input_pipeline.input_format import InputFormat
 from input_pipeline.series_tables import read_csv, read_histories, read_unlabelled
-from input_pipeline.splits import Parts, naming_option, without_files
+from input_pipeline.splits import Parts, check_only_form, naming_option, without_files
 from input_pipeline.text_files import open_binary
 from runtime.errors import UserError, first_line
-from runtime.files import plain_or_gz
+from runtime.files import check_link, is_broken_link, plain_or_gz
 
 IDX_IMAGES, IDX_LABELS = 'images-idx3-ubyte', 'labels-idx1-ubyte'
 IMAGES = 'images'
@@ -51,26 +51,34 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
       files. They are held out from the training data. `has_file` is a function that returns whether a split has files.
 
     Raises:
-      UserError: if the folder has no data set, or folders of images are splits and not classes.
+      UserError: if the folder has no data set, if folders of images are splits and not classes, if a split has another
+        format than the training data, or if a file is a broken symbolic link.
     """
     if not os.path.isdir(folder):
         raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the data set')
-    kind, name = next((kind for kind in FORMATS if _find(folder, names['train'], kind)), None), names['train']
+    forms = {split: _forms(folder, name) for split, name in names.items()}
+    kind, name = next(iter(forms['train']), None), names['train']
     if kind is None:
         option = '' if name == 'train' else f'config.data.splits.train={name!r}: '
         raise UserError(f'{option}config.data.dir={str(folder)!r} has no data set. It must have {name}-{IDX_IMAGES} '
                         f'and {name}-{IDX_LABELS}, or {name}.npz, or {name}.csv, or folders of images '
                         f'{name}/CLASS/FILE.png')
+    others = [path for found in forms.values() for form, path in found.items() if form != kind]
+    check_only_form(forms['train'][kind], next(iter(others), None))
     if image_size and kind != IMAGES:
         raise UserError(f'config.data.image_size={image_size} is only for folders of images, but {folder} has '
-                        f'{_path(folder, name, kind).name}. Set image_size=0')
+                        f'{forms["train"][kind].name}. Set image_size=0')
     if kind == IMAGES and _path(folder, name, kind) == folder:
         check_classes(folder, {names['validation'], names['test']})
 
     def has_file(split: str) -> bool:
         return bool(_find(folder, names[split], kind))
 
-    parts = without_files(names, has_file, validation_share)
+    def has_images(split: str) -> bool:
+        return has_file(split) or kind == IMAGES and bool(image_paths(folder / names[split]))
+
+    # Held-out examples must not replace a folder of images without folders of classes. Reading this folder is an error.
+    parts = without_files(names, has_images, validation_share)
     if kind == IDX_IMAGES and parts.names:  # as in all earlier versions
         parts = Parts(('validation',), validation_share, last=True)
 
@@ -83,15 +91,28 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
     return read, parts, has_file
 
 
-def has_files(folder: Path, name: str) -> bool:
-    """Returns whether a folder has files of the split `name`, in any format."""
-    return any(_find(folder, name, kind) for kind in FORMATS)
+def _forms(folder: Path, name: str) -> dict[str, Path]:
+    """Returns the file or folder of a split in each format, as {format: path}, without formats that it does not have.
+
+    Folders of classes without a folder of the split are a format only if the split has no other format, because the
+    pictures may be figures that are not data.
+    """
+    forms = {}
+    for kind in FORMATS:  # IMAGES is the last format
+        if not (forms and _path(folder, name, kind) == folder) and (path := _find(folder, name, kind)):
+            forms[kind] = path
+    return forms
 
 
 def _find(folder: Path, name: str, kind: str) -> Path | None:
-    """Returns the file of a split (plain or .gz) or the folder of its images, or None if it does not exist."""
+    """Returns the file of a split (plain or .gz) or the folder of its images, or None if it does not exist.
+
+    Raises:
+      UserError: if the file or the folder is a broken symbolic link.
+    """
     path = _path(folder, name, kind)
     if kind == IMAGES:
+        check_link(path)
         return path if class_folders(path) else None
     return plain_or_gz(path)
 
@@ -99,7 +120,7 @@ def _find(folder: Path, name: str, kind: str) -> Path | None:
 def _path(folder: Path, name: str, kind: str) -> Path:
     if kind == IMAGES:
         # Without folders of the splits, the folders of the classes are the training data.
-        whole = name == 'train' and not (folder / name).is_dir()
+        whole = name == 'train' and not (path := folder / name).is_dir() and not is_broken_link(path)
         return folder if whole else folder / name
     if kind in (IDX_IMAGES, IDX_LABELS):
         return folder / f'{"t10k" if name == "test" else name}-{kind}'
@@ -172,12 +193,22 @@ def read_npz(path: Path, training: Path) -> Examples:
     The arrays are `inputs` [n, *space, channels] and `targets`. The targets are classes [n], names of classes [n], one
     value for each example [n], or several values [n, values]. An optional array `groups` [n] contains the group of each
     example. For example, a group is all examples of one person. All examples of a group are in the same split.
+
+    Raises:
+      UserError: if the archive cannot be read, or an example has no group.
     """
     inputs, targets, groups = _arrays(path, ('inputs', 'targets'), ('groups',))
-    if groups is not None and groups.shape != inputs.shape[:1]:
-        raise UserError(f'{path}: groups have the shape {groups.shape}, but inputs have the shape {inputs.shape}. Each '
-                        'input needs one group')
-    return Examples(inputs, _decoded(targets), str(path), None if groups is None else _decoded(groups).astype(str))
+    if groups is not None:
+        if groups.shape != inputs.shape[:1]:
+            raise UserError(f'{path}: groups have the shape {groups.shape}, but inputs have the shape {inputs.shape}. '
+                            'Each input needs one group')
+        missing = groups != groups  # NaN and NaT are not equal to themselves
+        groups = _decoded(groups).astype(str)
+        missing |= np.char.strip(groups) == ''
+        if missing.any():
+            raise UserError(f'{path}: the group of example {missing.argmax()} is empty or NaN. Each input needs the '
+                            'name of its group')
+    return Examples(inputs, _decoded(targets), str(path), groups)
 
 
 def _decoded(names: np.ndarray) -> np.ndarray:
@@ -273,7 +304,6 @@ def _series_of_table(path: Path, form: InputFormat) -> tuple[list[str], Any]:
 
 
 # Formats: the end of a file's name -> the function that reads a split. The arguments of the function are the file of
-# the split and the file of the training split. If a folder has training files in several formats, the first of these
-# formats is used.
+# the split and the file of the training split.
 FORMATS: Mapping[str, Callable[..., Examples]] = {
     IDX_IMAGES: read_idx, 'npz': read_npz, 'csv': read_csv, IMAGES: read_class_folders}

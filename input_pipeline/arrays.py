@@ -65,6 +65,10 @@ class ArrayData:
         self._raw = functools.cache(load)
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
+    def has_files(self, split: str) -> bool:
+        """Returns whether the split has a file or is held out from the training file."""
+        return self.parts.is_part(split) or self._has_file(split)
+
     def inputs(self, split: str) -> Inputs:
         """Returns the raw inputs with the dtype of the file, because float32 could lose small differences of values."""
         return self._split(split).inputs
@@ -91,7 +95,7 @@ class ArrayData:
         Splits with equal fingerprints have equal examples. If there are no test data, the list 'files' of the test
         split is empty.
         """
-        if split == 'test' and not self.parts.is_part(split) and not self._has_file(split):
+        if split == 'test' and not self.has_files(split):
             return {'source': 'arrays', 'files': []}
         examples = self._split(split)
         inputs, targets = recorded(examples.inputs), examples.targets if self._labelled else recorded(examples.targets)
@@ -220,23 +224,25 @@ class ArrayData:
             raise UserError(f'{where} has {len(inputs)} inputs, but targets of the shape {targets.shape}. The targets '
                             f'must have the shape [{len(inputs)}] or [{len(inputs)}, values]')
         if inputs.ndim == 3 and (self._raw('train').padded or self._missing):
-            inputs = self._padded(inputs, split, f'{where}: inputs')
+            inputs = self._padded(examples, split)
             examples = examples._replace(inputs=inputs)
         else:
-            check_numbers(inputs, f'{where}: inputs')
+            check_numbers(inputs, f'{where}: inputs', named=examples.named)
         self._warn_of_many_channels(inputs, where)
-        if self._labelled and targets.dtype.kind == 'U' and targets.ndim == 1:
-            return examples._replace(targets=self._numbered(examples))
-        if not self._labelled and targets.dtype.kind == 'U':
+        if self._labelled:
+            if targets.ndim == 2 and targets.shape[1] != 1:
+                raise UserError(f'{where}: the targets have the shape {targets.shape}, but an example has one class. '
+                                'They must have the shape [n]. Use task=regression for values')
+            targets = targets.reshape(-1)
+            examples = examples._replace(targets=targets)
+            if targets.dtype.kind == 'U':
+                return examples._replace(targets=self._numbered(examples))
+        elif targets.dtype.kind == 'U':
             raise UserError(f'{where}: target {str(targets.flat[0])!r:.100} of {examples.named(0)} is not a number. '
                             'Use task=classification for names of classes')
-        check_numbers(targets, f'{where}: targets')
+        check_numbers(targets, f'{where}: targets', named=examples.named)
         if not self._labelled:
             return examples._replace(targets=targets.astype(np.float64).reshape(len(targets), -1))
-        if targets.ndim == 2 and targets.shape[1] != 1:
-            raise UserError(f'{where}: the targets have the shape {targets.shape}, but an example has one class. They '
-                            'must have the shape [n]. Use task=regression for values')
-        targets = targets.reshape(-1)
         wrong = (targets < 0) | (targets % 1 != 0) | (targets >= MOST_CLASSES)
         if wrong.any():
             raise UserError(f'{where}: class {targets[wrong][0]} of {examples.named(wrong.argmax())}: classes must be '
@@ -247,8 +253,7 @@ class ArrayData:
                             f'are names, such as {next(iter(self._numbers))!r}. Use the names')
         return examples._replace(targets=targets.astype(np.int32))
 
-    def _padded(self, inputs: Num[np.ndarray, 'examples time channels'], split: str,
-                where: str) -> Num[np.ndarray, 'examples longest channels']:
+    def _padded(self, examples: Examples, split: str) -> Num[np.ndarray, 'examples longest channels']:
         """Pads series with NaN at the end, to the length of the longest training series.
 
         This length is rounded up to a multiple of `self._multiple` steps.
@@ -256,12 +261,13 @@ class ArrayData:
         Raises:
           UserError: if a series has no values, or is longer than the training series.
         """
+        inputs, where = examples.inputs, f'{examples.where}: inputs'
         if split == 'train':
             steps = -(-inputs.shape[1] // self._multiple) * self._multiple
         else:
             steps = self._whole('train').inputs.shape[1]
-        inputs = pad_series(inputs, (steps, inputs.shape[2]), where)
-        check_series(inputs, where, self._missing)
+        inputs = pad_series(inputs, (steps, inputs.shape[2]), where, examples.named)
+        check_series(inputs, where, self._missing, examples.named)
         absent = np.isnan(inputs[steps_before_padding(inputs)])
         if absent.any():
             log_once(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They are replaced by the mean '
@@ -323,7 +329,7 @@ class ArrayData:
         self.preprocessing.check_targets(targets, f'{where}: targets')
 
 
-def open_arrays(data: ConfigDict, labelled: bool, multiple: int = 1) -> ArrayData:
+def open_arrays(data: ConfigDict, labelled: bool, multiple: int) -> ArrayData:
     """Opens the data set that `config.data` describes. `multiple` is explained in `ArrayData`.
 
     The targets are classes if `labelled` is True, and values otherwise. `labelled` follows from the task, not from the

@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from input_pipeline.sources import source_of
-from input_pipeline.splits import HeldOut, Parts, SplitFiles, naming_option, split_names, text_key
+from input_pipeline.splits import HeldOut, Parts, SplitFiles, check_only_form, naming_option, split_names, text_key
 from input_pipeline.text_files import decode_text, divided, has_mark, read_lines, read_text
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
-from runtime.files import expanded, files_in, plain_or_gz, sha256
+from runtime.files import check_link, expanded, files_in, is_broken_link, plain_or_gz, sha256
 
 log = logging.getLogger('allyouneed.data')
 
@@ -116,8 +116,8 @@ class FileDocuments(SplitFiles, Documents):
     @override
     def _files_of(self, base: Path, split: str) -> list[Path]:
         files = _text_files(base)
-        if broken := [file for file in files if not os.path.exists(file)]:
-            raise UserError(f'{broken[0]} is a broken symbolic link. Repair or remove the link')
+        for file in files:
+            check_link(file)
         if files:
             return files
         name = self._name(base)
@@ -129,9 +129,15 @@ def _text_files(base: Path) -> list[Path]:
     """Returns all files in the folder `base` and its subfolders (`files_in`), or else the file BASE.txt or BASE.txt.gz.
 
     Broken symbolic links in the folder are included, so that they cause an error when the documents are read.
+
+    Raises:
+      UserError: if `base` or BASE.txt is a broken symbolic link, or there are files in the folder and BASE.txt.
     """
-    files = sorted(path for path in files_in(base) if os.path.isfile(path) or not os.path.exists(path))
+    check_link(base)
+    files = sorted(path for path in files_in(base) if os.path.isfile(path) or is_broken_link(path))
     plain = plain_or_gz(Path(f'{base}.txt'))
+    if files:
+        check_only_form(base, plain)
     return files or ([plain] if plain else [])
 
 

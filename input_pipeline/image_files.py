@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, ImageOps
 from input_pipeline.examples import MAX_NAMES, Examples
 from input_pipeline.splits import key
 from runtime.errors import UserError, first_names
-from runtime.files import files_in
+from runtime.files import check_link, files_in, is_broken_link
 from runtime.once import log_once
 
 SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
@@ -73,11 +73,18 @@ def _images_in(folder: Path) -> Iterator[Path]:
 def _is_image(path: Path) -> bool:
     """Returns whether a path is the path of an image file, or of a broken symbolic link with the name of an image."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith('.') and (
-        path.is_file() or path.is_symlink() and not path.exists())
+        path.is_file() or is_broken_link(path))
 
 
 def _paths_and_classes(folder: Path) -> list[tuple[Path, str]]:
-    """Returns the path of each image FOLDER/CLASS/**/FILE, and the name of the folder CLASS."""
+    """Returns the path of each image FOLDER/CLASS/**/FILE, and the name of the folder CLASS.
+
+    Raises:
+      UserError: if FOLDER/CLASS is a broken symbolic link.
+    """
+    for path in folder.iterdir():
+        if not path.name.startswith('.'):
+            check_link(path)
     return [(path, classes.name) for classes in class_folders(folder) for path in image_paths(classes)]
 
 

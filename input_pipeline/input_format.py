@@ -2,7 +2,7 @@
 
 import dataclasses
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds
 # The ends of messages about missing values of series.
 USE_MEAN = '. To train with missing values, set config.data.missing=mean'
 FILL_GAPS = '. Forecasting needs every value: fill the gaps'
+
+EXAMPLE = 'example {}'.format  # returns the name of an example in messages from its index
 
 # Encodings of images: bytes 0..255 (in any dtype), bytes divided by 255, and other numbers. Series are NUMBERS.
 BYTES, UNIT, NUMBERS = 'bytes', 'unit', 'numbers'
@@ -207,9 +209,11 @@ def steps_before_padding(series: Num[np.ndarray, 'examples time channels']) -> B
     return np.maximum.accumulate(visible_steps(series)[:, ::-1], axis=1)[:, ::-1]
 
 
-def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
-               where: str) -> Num[np.ndarray, 'examples time channels']:
+def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...], where: str,
+               named: Callable[[int], str] = EXAMPLE) -> Num[np.ndarray, 'examples time channels']:
     """Returns series of different lengths as one array. Shorter series end with steps of NaN.
+
+    `where` is the name of the inputs in messages, and `named` returns the name of an example from its index.
 
     Raises:
       UserError: if a series is longer than `shape`, has another number of channels, or does not contain numbers. Steps
@@ -223,9 +227,11 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
         _check_type(array, where)
         if array.ndim == 2:
             array = array[:max(shape[0], steps_before_padding(array[None]).sum())]
-        if array.ndim != 2 or array.shape[1] != shape[1] or len(array) > shape[0]:
-            raise UserError(f'{where}: example {index} has the shape {array.shape}, but the model reads series of at '
-                            f'most {shape[0]} steps with {shape[1]} channels')
+        other = array.ndim != 2 or array.shape[1] != shape[1]
+        if other or len(array) > shape[0]:
+            advice = 'Use series of this form' if other else 'Shorten the series, or add a longer training series'
+            raise UserError(f'{where}: {named(index)} has the shape {array.shape}, but the model reads series of at '
+                            f'most {shape[0]} steps with {shape[1]} channels. {advice}')
         padded[index, :len(array)] = array
     return padded
 
@@ -264,17 +270,20 @@ def _as_arrays(examples: Shaped[np.ndarray, '...'] | Sequence, where: str) -> li
     return arrays
 
 
-def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, missing: bool) -> None:
+def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, missing: bool,
+                 named: Callable[[int], str] = EXAMPLE) -> None:
     """Checks the values of series. NaN is allowed at the end, as padding, and elsewhere only if `missing` is True.
+
+    `where` is the name of the inputs in messages, and `named` returns the name of an example from its index.
 
     Raises:
       UserError: if NaN is not allowed at its position, a value is infinite or too large, or a series has no values.
     """
     absent, within = np.isnan(series), steps_before_padding(series)
-    check_numbers(np.where(absent & (missing | ~within[..., None]), 0, series), where)
+    check_numbers(np.where(absent & (missing | ~within[..., None]), 0, series), where, named=named)
     empty = ~within.any(axis=1)
     if empty.any():
-        raise UserError(f'{where}: example {int(empty.argmax())} has no values. Remove the example')
+        raise UserError(f'{where}: {named(int(empty.argmax()))} has no values. Remove the example')
 
 
 def is_name(value: Any) -> bool:
@@ -313,13 +322,15 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
     return array
 
 
-def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str, hint: str = USE_MEAN) -> None:
+def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str, hint: str = USE_MEAN,
+                  named: Callable[[int], str] = EXAMPLE) -> None:
     """Checks that all values are numbers and are finite in float32, the type that models use.
 
-    `hint` is the end of a message about missing values of series.
+    `hint` is the end of a message about missing values of series. `named` returns the name of an example in messages
+    from its index.
 
     Raises:
-      UserError: if a value is not a finite number. The message begins with `where` and contains the index of the
+      UserError: if a value is not a finite number. The message begins with `where` and contains the name of the
         example.
     """
     _check_type(array, where)
@@ -329,9 +340,9 @@ def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str, hint: str = US
         example, value = _first(array, ~(np.abs(array) < FLOAT32_END))
         missing = array.ndim == 3 and value != value
         if missing and (steps := _steps_before_padding(array[example])):
-            raise UserError(f'{where}: example {example} has values in only {steps} of {array.shape[1]} steps. Use '
+            raise UserError(f'{where}: {named(example)} has values in only {steps} of {array.shape[1]} steps. Use '
                             f'series of {array.shape[1]} steps{hint}')
-        raise UserError(f'{where} must be finite numbers below 3.4e38, the maximum of float32, but example {example} '
+        raise UserError(f'{where} must be finite numbers below 3.4e38, the maximum of float32, but {named(example)} '
                         f'contains {value}. Their type is {array.dtype}{hint if missing else ""}')
 
 

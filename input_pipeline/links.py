@@ -25,44 +25,24 @@ LINK = re.compile(r'(\d{1,9})-(\d{1,9})', re.ASCII)
 NUMBER = re.compile(r'\d(?:[\d.,\s\u066b\u066c\u2019\'/]*\d)?')
 
 
-def gold_links(pairs: Sequence[tuple[str, str]], source_locale: str, target_locale: str, *, seed: int = 0,
-               sizes: Mapping[str, int] | None = None) -> list[Links]:
-    """Returns the links of each pair (source, target) of the built-in corpus. Words are separated by white space.
+def links_of(pairs: Sequence[tuple[str, str]], writers: Mapping[tuple[str, str], builtin.Writer], source_locale: str,
+             target_locale: str) -> list[Links]:
+    """Returns the gold links of each pair of a built-in corpus. Words are separated by white space.
 
     Args:
       pairs: sentence pairs of any splits.
+      writers: the dict that `builtin.make_corpus` has filled.
       source_locale: the source locale of the corpus, as for `builtin.make_corpus`.
       target_locale: the target locale of the corpus.
-      seed: the seed of the corpus.
-      sizes: the sizes of the splits of the corpus.
 
     Raises:
-      ValueError: if a pair is not in this corpus.
-    """
-    writers: dict[tuple[str, str], builtin.Writer] = {}
-    arguments: dict[str, Any] = {} if sizes is None else {'sizes': sizes}
-    builtin.make_corpus(source_locale, target_locale, seed=seed, **arguments, writers=writers)
-    try:
-        return links_of(pairs, writers, source_locale, target_locale)
-    except KeyError as error:
-        raise ValueError(f'{error.args[0]!r} is not a sentence of the built-in corpus {source_locale}-{target_locale} '
-                         f'with seed={seed}') from None
-
-
-def links_of(pairs: Sequence[tuple[str, str]], writers: Mapping[tuple[str, str], builtin.Writer], source_locale: str,
-             target_locale: str) -> list[Links]:
-    """Returns the gold links of pairs of a built-in corpus. `builtin.make_corpus` has filled the dict `writers`.
-
-    Raises:
-      KeyError: if a pair is not in the corpus. The argument of the error is the source sentence.
+      KeyError: if a pair is not in the corpus.
     """
     typed = {(source.translate(builtin.TYPED), target): writer for (source, target), writer in writers.items()}
     locales = builtin.parse_locale(source_locale), builtin.parse_locale(target_locale)
     links = []
     for source, target in pairs:
-        writer = typed.get((source.translate(builtin.TYPED), target))
-        if writer is None:
-            raise KeyError(source)
+        writer = typed[source.translate(builtin.TYPED), target]
         sides = [_words(text, fields(writer, locale)) for text, locale in zip((source, target), locales, strict=True)]
         links.append([(i, j) for i, source_fields in enumerate(sides[0])
                       for j, target_fields in enumerate(sides[1]) if source_fields & target_fields])

@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 from configs.checks import data_options_are_possible
 from configs.options import ELSEWHERE, flatten, is_used
 from configs.tasks import IMPORTED, SUBWORDS, TASKS
-from input_pipeline.array_files import has_files
 from input_pipeline.arrays import open_arrays
 from input_pipeline.data import learned_tokenizers
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
@@ -55,12 +54,12 @@ def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collect
 
 def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, others: Sequence[str],
                    asked: Collection[str], scored: str) -> list[str]:
+    tests = sets_to_test(config.data)
     try:
         text = open_text(config.data)
+        has_test = scored in tests or 'test' in text.parts.names or any(map(text.has_files, tests))
     except UserError as error:
         return [str(error)]
-    tests = sets_to_test(config.data)
-    has_test = scored in tests or 'test' in text.parts.names or any(map(text.has_files, tests))
     splits = [*SPLITS[:2], *(tests if has_test else ())]
     found = {split: messages_of(functools.partial(_check_split, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
@@ -87,14 +86,13 @@ def _check_split(text: TextCorpus | FileDocuments | OneFile, split: str) -> None
 
 
 def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str], scored: str) -> list[str]:
-    folder = expanded(config.data.dir)
     try:
-        arrays = open_arrays(config.data, TASKS[config.task].data == 'classes')
+        arrays = open_arrays(config.data, TASKS[config.task].data == 'classes', config.model.patches.patch)
     except UserError as error:
         return [str(error)]
-    has_test = 'test' in arrays.parts.names or has_files(folder, config.data.splits.test)
+    has_test = arrays.has_files('test')
     missing = scored == 'test' and not has_test
-    if _is_small([path for path in files_in(folder) if path.is_file()]):
+    if _is_small([path for path in files_in(expanded(config.data.dir)) if path.is_file()]):
         splits = SPLITS if has_test or missing else SPLITS[:2]
     else:
         splits = ('test',) if missing else ()  # a missing split is an error before any file is read

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -12,7 +13,7 @@ from typing_extensions import override
 
 from input_pipeline import builtin
 from input_pipeline.links import Links, links_of, parse_links
-from input_pipeline.splits import HeldOut, SplitFiles, naming_option, split_names, text_key
+from input_pipeline.splits import HeldOut, SplitFiles, check_only_form, naming_option, split_names, text_key
 from input_pipeline.text_files import read_lines
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
@@ -201,8 +202,10 @@ class TextCorpus(SplitFiles, LinkedCorpus):
     def _files_of(self, base: Path, split: str) -> list[Path]:
         """Returns the source file and the target file with the path `base`, or the table with both sides."""
         *sides, table = [plain_or_gz(Path(f'{base}{ending}')) for ending in self._endings]
-        if sides and all(sides):
-            return [file for file in sides if file]
+        files = [file for file in sides if file]
+        if len(files) == 2:
+            check_only_form(files[0], table)
+            return files
         if table:
             return [table]
         if not sides:
@@ -250,12 +253,19 @@ class TfdsCorpus(Corpus):
     @override
     def pairs(self, split: str) -> Iterator[Pair]:
         for texts in self._dataset.texts(split):
-            source, target = (' '.join(text.splitlines()) for text in texts)  # a line break would change line counts
+            source, target = map(_one_line, texts)
             yield source, target
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        return {'source': 'tfds', 'languages': self._languages} | self._dataset.fingerprint(split)
+        # Earlier versions also replaced characters such as U+2028, and their fingerprints have no entry 'line_breaks'.
+        pairs = {'source': 'tfds', 'languages': self._languages, 'line_breaks': 'spaces'}
+        return pairs | self._dataset.fingerprint(split)
+
+
+def _one_line(text: str) -> str:
+    """Replaces line breaks by spaces, because they would change line counts. Other characters are kept, as in files."""
+    return re.sub('\r\n?', '\n', text).removesuffix('\n').replace('\n', ' ')
 
 
 # Sources of sentence pairs: the value of config.data.source -> the function that opens the source. A source that reads

@@ -122,6 +122,21 @@ def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], sh
     return Parts(('validation',) if has_test else ('validation', 'test'), share)
 
 
+def check_only_form(path: Path, other: Path | None) -> None:
+    """Checks that a split has no second form, because the files of this form would not be read.
+
+    Args:
+      path: the file or folder that the split is read from.
+      other: a file or folder of the second form, or None.
+
+    Raises:
+      UserError: if there is a second form.
+    """
+    if other:
+        raise UserError(f'{other} would not be read, because {path} has data in another form. Use only one form: '
+                        'convert, rename or remove one of them')
+
+
 class SplitFiles(abc.ABC):
     """The text files of the splits in a folder. Files may be compressed (.gz).
 
@@ -142,7 +157,7 @@ class SplitFiles(abc.ABC):
           endings: the possible ends of the names of files, such as '.txt', without '.gz'.
 
         Raises:
-          UserError: if the folder does not exist.
+          UserError: if the folder does not exist, or a split is a broken symbolic link.
         """
         if not os.path.isdir(folder):
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
@@ -151,17 +166,25 @@ class SplitFiles(abc.ABC):
 
     @abc.abstractmethod
     def has_files(self, split: str) -> bool:
-        """Returns whether the split has at least one file. If other files are missing, `files` raises an error."""
+        """Returns whether the split has at least one file. If other files are missing, `files` raises an error.
+
+        Raises:
+          UserError: if a file is a broken symbolic link.
+        """
 
     @abc.abstractmethod
     def _files_of(self, base: Path, split: str) -> list[Path]:
-        """Returns the files with the path `base`, which has no ending. Raises UserError if a file is missing."""
+        """Returns the files with the path `base`, which has no ending.
+
+        Raises:
+          UserError: if a file is missing or is a broken symbolic link, or there are files in two forms.
+        """
 
     def files(self, split: str) -> list[Path]:
         """Returns the files that a split is read from.
 
         Raises:
-          UserError: if a file is missing, or is a broken symbolic link.
+          UserError: if a file is missing or is a broken symbolic link, or there are files in two forms.
         """
         split = self.parts.origin(split)
         return [file for base in self._bases(split) for file in self._files_of(base, split)]
@@ -232,4 +255,5 @@ def text_key(text: str) -> int:
     White space of any length and kind counts as one space, and white space at the ends does not count. So texts
     that differ only in these properties are in the same split.
     """
-    return key(' '.join(unicodedata.normalize('NFKC', text).casefold().split()).encode(errors='surrogatepass'))
+    folded = unicodedata.normalize('NFKC', text).casefold()  # casefold decomposes some letters, such as ΐ
+    return key(' '.join(unicodedata.normalize('NFKC', folded).split()).encode(errors='surrogatepass'))

@@ -33,6 +33,8 @@ ADVICE = 'Delete the folder of the store. The next run builds the store again'
 # The format of the folders in the cache. Versions of this code with different formats may use the same cache at the
 # same time. Format 2 has checksums.
 FORMAT = 2
+# The version of the learning of tokenizers. Version 2 learns subwords that are lossless for texts with few spaces.
+LEARNING = 2
 
 log = logging.getLogger('allyouneed.data')
 
@@ -172,7 +174,7 @@ def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], setti
             raise UserError(f'the training split has no text: {origin}. Use files with text')
         train_tokenizer(itertools.chain([first], nonempty), **options).save(folder / 'tokenizer.model')
 
-    folder = cache / 'tokenizers' / _digest(origin | options)
+    folder = cache / 'tokenizers' / _digest(origin | options | {'learning': LEARNING})
     return open_built(folder, lambda: build_once(folder, learn),
                       lambda folder, _: load_tokenizer(folder / 'tokenizer.model'))
 

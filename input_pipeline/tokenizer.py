@@ -242,6 +242,8 @@ def _sample(lines: Iterable[str], size: int) -> Iterator[str]:
 
 def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digits: bool, normalization: str,
                     indentation: bool) -> SubwordTokenizer:
+    # Imported here, because this import is slow and decoding does not need it.
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
     model = io.BytesIO()
     failure = []
 
@@ -258,6 +260,7 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
             model_type=kind, vocab_size=vocab_size, split_digits=split_digits,
             normalization_rule_name=normalization, remove_extra_whitespaces=False, add_dummy_prefix=False,
             allow_whitespace_only_pieces=indentation, byte_fallback=True, character_coverage=0.9995,
+            required_chars=SPACE,  # also if spaces are rare, because the bytes of SPACE decode to SPACE, not to a space
             pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
             input_sentence_size=1_000_000, shuffle_input_sentence=True,  # at most SAMPLE lines, so all are used
             num_threads=1, minloglevel=2)  # with one thread, the result depends only on the text
@@ -271,4 +274,8 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
             raise VocabularyTooLarge(vocab_size, int(bound[1])) from None
         raise UserError(f'config.data.tokenizer.vocab_size={vocab_size}: too small for the characters of this text. '
                         f'Use at least {bound[2]}') from None
-    return SubwordTokenizer(model.getvalue())
+    proto = ModelProto.FromString(model.getvalue())
+    # Runs compare vocabularies byte for byte. Earlier versions did not set this option, and learned the same pieces
+    # from texts with enough spaces.
+    proto.trainer_spec.ClearField('required_chars')
+    return SubwordTokenizer(proto.SerializeToString())

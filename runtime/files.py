@@ -197,8 +197,8 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
     """Returns the path FOLDER/NAME, without a suffix, for each name in `names`. The names are separated by commas.
 
     A name with *, ? or [ is a pattern. Each pattern is expanded to the sorted names of the files in the folder that
-    match the pattern and have one of the `suffixes`. A pattern without such files is not expanded, so that errors about
-    missing files name the pattern.
+    match the pattern and have one of the `suffixes`. Broken symbolic links are files here. A pattern without such files
+    is not expanded, so that errors about missing files name the pattern.
 
     Raises:
       UserError: if a name is empty, because an empty name would refer to the folder itself.
@@ -209,14 +209,32 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
             raise UserError(f'config.data.splits: {names!r} has an empty name. Remove the extra comma')
         pattern = os.path.join(glob.escape(str(folder)), name)  # an absolute name replaces the folder
         matches = {Path(path.removesuffix(suffix)) for suffix in suffixes
-                   for path in glob.glob(f'{pattern}{suffix}') if os.path.isfile(path)}
+                   for path in glob.glob(f'{pattern}{suffix}') if os.path.isfile(path) or is_broken_link(path)}
         paths += sorted(matches) or [folder / name]
     return paths
 
 
 def plain_or_gz(path: Path) -> Path | None:
-    """Returns `path` or PATH.gz, or None if neither file exists."""
-    return next((file for file in (path, Path(f'{path}.gz')) if os.path.isfile(file)), None)
+    """Returns `path` or PATH.gz, or None if neither file exists.
+
+    Raises:
+      UserError: if one of the two is a broken symbolic link.
+    """
+    files = path, Path(f'{path}.gz')
+    for file in files:
+        check_link(file)
+    return next(filter(os.path.isfile, files), None)
+
+
+def is_broken_link(path: Path | str) -> bool:
+    """Returns whether a path is a symbolic link to a file or folder that does not exist."""
+    return os.path.islink(path) and not os.path.exists(path)
+
+
+def check_link(path: Path) -> None:
+    """Raises UserError if a path is a broken symbolic link. If it was ignored, data of the user would be missing."""
+    if is_broken_link(path):
+        raise UserError(f'{path} is a broken symbolic link. Repair or remove the link')
 
 
 def sha256(path: Path) -> str:

@@ -7,7 +7,8 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from input_pipeline.arrays import ArrayData, open_arrays
+from input_pipeline import arrays
+from input_pipeline.arrays import ArrayData
 from input_pipeline.batches import Part
 from input_pipeline.examples import Examples
 from input_pipeline.input_format import InputFormat
@@ -24,6 +25,11 @@ def options(**changes):
     """Returns the options of config.data for arrays."""
     return ConfigDict(dict(source='files', name='', dir='', seed=0, validation_share=0.25, image_size=0,
                            missing='error', splits={split: split for split in SPLITS}) | changes)
+
+
+def open_arrays(data, labelled, multiple=1):
+    """Opens arrays, by default for patches of one step."""
+    return arrays.open_arrays(data, labelled, multiple)
 
 
 def assert_filled_up(plan, step, shares, accumulate, processes):

@@ -13,10 +13,19 @@ from PIL import Image
 from configs import fashion_mnist_vit, mnist_vit
 from configs.checks import check_config
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import open_arrays
 from input_pipeline.problems import data_problems
 from runtime.errors import UserError
-from tests.input_pipeline.helpers import CLASSES, INPUTS, SERIES, SPLITS, options, read, write_csv, write_npz
+from tests.input_pipeline.helpers import (
+    CLASSES,
+    INPUTS,
+    SERIES,
+    SPLITS,
+    open_arrays,
+    options,
+    read,
+    write_csv,
+    write_npz,
+)
 
 # IDX
 
@@ -96,6 +105,7 @@ def test_idx_files_that_do_not_belong_together(idx):
 @pytest.mark.parametrize('targets, expected, outputs, classes', [
     (CLASSES, CLASSES, 4, list('0123')),
     (CLASSES.astype(np.uint8), CLASSES, 4, list('0123')),
+    (np.array(list('abcd'))[CLASSES, None], CLASSES, 4, list('abcd')),
     (CLASSES / 2, CLASSES[:, None] / 2, 1, None),
     (INPUTS[:, 0], INPUTS[:, 0], 2, None),
 ])
@@ -346,6 +356,14 @@ def test_a_group_is_in_one_split(tmp_path, kind):
     assert [len(found[split]) for split in SPLITS] == [6, 2, 2]
     assert set.union(*found.values()) == set(groups)
     assert sum(len(data.targets(split)) for split in SPLITS) == 40
+
+
+@pytest.mark.parametrize('groups', [
+    [1, 2, np.nan], ['a', 'b', ' '], [b'a', b'b', b''], np.array(['2024', '2025', 'NaT'], 'M8[s]')])
+def test_a_missing_group_is_an_error(tmp_path, groups):
+    np.savez(tmp_path / 'train.npz', inputs=INPUTS[:3], targets=CLASSES[:3], groups=groups)
+    with pytest.raises(UserError, match=r'train\.npz: the group of example 2 is empty or NaN\. Each input needs'):
+        read(tmp_path)
 
 
 def test_groups_are_one_for_each_example(tmp_path):

@@ -9,12 +9,12 @@ import pytest
 from configs.tasks import TASKS
 from input_pipeline import dynamics
 from input_pipeline.array_batches import ArrayPlan
-from input_pipeline.arrays import BUILTIN, ArrayData, open_arrays
+from input_pipeline.arrays import BUILTIN, ArrayData
 from input_pipeline.examples import Examples
 from input_pipeline.splits import Parts
 from runtime import once
 from runtime.errors import UserError
-from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, in_memory, options
+from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, in_memory, open_arrays, options
 
 # Built-in data
 
@@ -146,6 +146,7 @@ def test_the_task_and_not_the_type_determines_what_targets_are(kind):
     (np.where(CLASSES == 3, 2.5, CLASSES), r'file of train: class 2\.5 of example 3: .* Use task=regression'),
     (CLASSES - 1.0, r'file of train: class -1\.0 of example 0: classes must be'),
     (INPUTS[:, 0], r'train: the targets have the shape \(10, 2\), but an example has one class\. .* task=regression'),
+    (np.full((10, 2), 'a'), r'train: the targets have the shape \(10, 2\), but an example has one class'),
     (np.full(10, 2.0 ** 40), 'file of train: class 1099511627776.0 of example 0'),
 ])
 def test_targets_that_are_not_classes_are_refused(targets, message):

@@ -95,6 +95,10 @@ def test_a_split_of_many_files_and_folders(tmp_path):
     def train(names):
         return read(dir=tmp_path, splits={'train': names, 'validation': 'val', 'test': 'test'}, validation_share=0.0)
 
+    (tmp_path / 'news-4.txt').symlink_to(tmp_path / 'nowhere')
+    with pytest.raises(UserError, match=r'/news-4\.txt is a broken symbolic link'):
+        train('news-*')
+    (tmp_path / 'news-4.txt').unlink()
     assert train('news-*') == ['news-1', 'news-10', 'news-2'], 'of files, not of folders'
     assert train('books,news-3,news-?') == ['books', 'in a folder', 'news-1', 'news-2']
     assert train(f'books,{tmp_path}/news-?') == ['books', 'news-1', 'news-2']

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from input_pipeline import dynamics
-from input_pipeline.arrays import open_arrays
-from tests.input_pipeline.helpers import options
+from tests.input_pipeline.helpers import open_arrays, options
 
 
 def test_integration_against_the_exact_solution():

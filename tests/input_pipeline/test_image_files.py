@@ -9,7 +9,6 @@ import pytest
 from PIL import ExifTags, Image, TiffImagePlugin
 
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import open_arrays
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from runtime import once
@@ -19,6 +18,7 @@ from tests.input_pipeline.helpers import (
     INPUTS,
     SERIES,
     SPLITS,
+    open_arrays,
     options,
     read,
     save_image,
@@ -78,6 +78,24 @@ def test_folders_of_splits_are_no_classes(tmp_path, folders, message):
         save_image(tmp_path / folder / '1.png', COLOUR)
     with pytest.raises(UserError, match=re.escape(message)):
         open_arrays(options(dir=str(tmp_path)), labelled=True)
+
+
+@pytest.mark.parametrize('split, parts', [('validation', ()), ('test', ('validation',))])
+def test_images_without_folders_of_classes_are_not_replaced_by_training_images(tmp_path, split, parts):
+    for number in range(20):
+        save_image(tmp_path / 'train' / 'ab'[number % 2] / f'{number}.png', COLOUR + np.uint8(number))
+    save_image(tmp_path / split / '1.png', COLOUR)
+    data = open_arrays(options(dir=str(tmp_path)), labelled=True)
+    assert data.parts.names == parts
+    with pytest.raises(UserError, match=rf'{split} has no folders of images CLASS/FILE\.png'):
+        data.inputs(split)
+
+
+def test_a_broken_link_to_a_class_is_an_error(tmp_path):
+    save_image(tmp_path / 'train/a/1.png', COLOUR)
+    (tmp_path / 'train/b').symlink_to(tmp_path / 'nowhere')
+    with pytest.raises(UserError, match='train/b is a broken symbolic link'):
+        read(tmp_path, validation_share=0.0)
 
 
 def test_classes_may_have_folders(tmp_path):

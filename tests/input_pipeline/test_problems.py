@@ -200,6 +200,17 @@ def test_a_test_split_may_be_missing_where_there_is_validation_data(folder, tmp_
         assert data_problems(make(folder, tmp_path)) == []
 
 
+@pytest.mark.parametrize('make, name', [(config_of, 'test.fr'), (language_config, 'test.txt'), (array_config, 'test')])
+def test_a_broken_link_of_the_test_split_is_a_problem(folder, tmp_path, make, name):
+    for split in ('train', 'validation'):
+        write_pairs(folder, split)
+        write(folder / f'{split}.txt', LINES)
+        np.savez(folder / f'{split}.npz', inputs=np.ones((20, 4, 1)), targets=np.arange(20) % 2)
+    (folder / name).symlink_to(tmp_path / 'nowhere')
+    message, = data_problems(make(folder, tmp_path))
+    assert f'/{name} is a broken symbolic link' in message
+
+
 @pytest.mark.parametrize('small', [True, False])
 @pytest.mark.parametrize('make', [config_of, language_config, array_config])
 def test_a_test_split_on_which_the_model_will_be_scored_must_exist(folder, tmp_path, monkeypatch, make, small):
@@ -224,3 +235,17 @@ def test_problems_of_arrays_are_reported_together(folder, tmp_path):
     np.savez(folder / 'validation.npz', inputs=np.ones((20, 4, 1)), targets=np.arange(20) % 3)
     found = data_problems(array_config(folder, tmp_path))
     assert len(found) == 2 and 'train.npz: inputs have the shape (20, 4)' in found[0] and 'test.npz' in found[1]
+
+
+@pytest.mark.parametrize('patch, messages', [
+    (4, []), (0, []),
+    (5, ['example 0 (validation.csv:2) has the shape (11, 1), but the model reads series of at most 10 steps with 1 '
+         'channels. Shorten the series, or add a longer training series'])])
+def test_series_may_be_longer_than_the_training_series_up_to_a_whole_patch(folder, tmp_path, patch, messages):
+    for split, lengths in (('train', (10, 7)), ('validation', (11, 6))):
+        rows = [f'{series},{step},{series}' for series, length in enumerate(lengths) for step in range(length)]
+        write(folder / f'{split}.csv', ['series,x,target', *rows])
+    config = array_config(folder, tmp_path, model__patches__patch=patch)
+    assert [message.partition('inputs: ')[2] for message in data_problems(config, OTHER)] == messages
+    if patch == 4:
+        assert open_data(config).plan('validation').batch(0)['inputs']['inputs'].shape[1:] == (12, 1)

@@ -5,10 +5,9 @@ import pytest
 
 from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import open_arrays
 from runtime import once
 from runtime.errors import UserError
-from tests.input_pipeline.helpers import options, read, write_csv, write_npz
+from tests.input_pipeline.helpers import open_arrays, options, read, write_csv, write_npz
 
 HEADER = 'series,time,x,y,target'
 ROWS = ['a,0,1.5,-2,1', 'a,1,2.5,-3,1', 'b,0,1e3,0,0', 'b,1,4,5,0']
@@ -174,8 +173,8 @@ def test_shorter_series_are_padded_and_the_padding_is_hidden(tmp_path, caplog):
     assert data.inputs('test').shape == (1, 4, 2)
     prepared = data.form.prepare([[[1, 2]], [[3, 4], [5, 6]]])
     np.testing.assert_array_equal(np.isnan(prepared).all(axis=-1).sum(axis=1), [3, 2])
-    for wrong, message in (([[[1, 2]] * 5], r'example 0 has the shape \(5, 2\), but .* at most 4 steps with 2'),
-                           ([[[1, 2]], [[1]]], r'example 1 has the shape \(1, 1\)'),
+    for wrong, message in (([[[1, 2]] * 5], r'example 0 has the shape \(5, 2\), .* at most 4 steps with 2 .* Shorten'),
+                           ([[[1, 2]], [[1]]], r'example 1 has the shape \(1, 1\).* Use series of this form'),
                            ([[[1, 2], [np.nan, 1], [1, 2]]], 'example 0 contains nan'),
                            ([[[1, 2]], []], r'example 1 has the shape \(0,\)'),
                            ([[[1, 2]], [[np.nan, np.nan]]], 'example 1 has no values')):
@@ -187,10 +186,10 @@ def test_a_series_that_is_shorter_than_all_training_series_is_reported_as_shorte
     write_csv(tmp_path, HEADER, *ROWS)
     write_csv(tmp_path, HEADER, *ROWS[:3], split='test')
     data = open_arrays(options(dir=str(tmp_path)), labelled=True)
-    message = r'example 1 has values in only 1 of 2 steps\. Use series of 2 steps\. .*config\.data\.missing=mean'
-    with pytest.raises(UserError, match=rf'test\.csv: inputs: {message}'):
+    message = r'has values in only 1 of 2 steps\. Use series of 2 steps\. .*config\.data\.missing=mean'
+    with pytest.raises(UserError, match=rf'test\.csv: inputs: example 1 \(test\.csv:4\) {message}'):
         data.inputs('test')
-    with pytest.raises(UserError, match=rf'test\.csv: {message}'):
+    with pytest.raises(UserError, match=rf'test\.csv: example 1 {message}'):
         read_inputs(str(tmp_path / 'test.csv'), data.form)
 
 
@@ -215,7 +214,7 @@ def test_missing_values_get_the_mean_of_the_channel(tmp_path, kind, caplog):
 
 
 @pytest.mark.parametrize('rows, message', [
-    (['a,1,2,0', 'b,,NA,1'], r'train\.csv: inputs: example 1 has no values'),
+    (['a,1,2,0', 'b,,NA,1'], r'train\.csv: inputs: example 1 \(train\.csv:3\) has no values'),
     (['a,1,,0', 'b,2,,1'], r"train\.csv: channel 'y' has no values\. Add data, or remove the channel"),
     (['a,1,inf,0', 'b,2,,1'], r"train\.csv:2: y is 'inf', not a number"),
 ])

@@ -4,17 +4,17 @@ import collections
 import gzip
 import json
 import random
+import re
 
 import numpy as np
 import pytest
 
 from configs import base
-from input_pipeline.arrays import open_arrays
 from input_pipeline.documents import open_documents
 from input_pipeline.sources import open_corpus
 from input_pipeline.splits import text_key
 from runtime.errors import UserError
-from tests.input_pipeline.helpers import SPLITS, options
+from tests.input_pipeline.helpers import SPLITS, open_arrays, options
 
 PAIRS = [(f'sentence {number}', f'phrase {number}') for number in range(300)]
 
@@ -119,6 +119,52 @@ def test_too_little_to_cut(tmp_path, pairs, share, message):
     write(tmp_path, pairs)
     with pytest.raises(UserError, match=message):
         list(opened(tmp_path, validation_share=share).pairs('train'))
+
+
+# Broken links, and splits in two forms
+
+def classes(data):
+    return open_arrays(data, labelled=True)
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('text\n')
+
+
+@pytest.mark.parametrize('opener, train, link', [
+    (open_corpus, 'train.tsv', 'validation.tsv'), (open_corpus, 'train.tsv', 'validation.fr'),
+    (open_corpus, 'train.tsv', 'test.en.gz'), (open_corpus, 'train.en', 'train.fr'),
+    (open_documents, 'train.txt', 'validation.txt'), (open_documents, 'train/one', 'test'),
+    (open_documents, 'train.txt', 'train'), (classes, 'train.csv', 'validation.csv'),
+    (classes, 'train.npz', 'test.npz.gz'), (classes, 'train.npz', 'train'), (classes, 'train.csv', 'test')])
+def test_a_broken_link_with_the_name_of_a_split_is_an_error(tmp_path, opener, train, link):
+    """Otherwise the split would be held out from the training data, or lack a file."""
+    touch(tmp_path, train)
+    (tmp_path / link).symlink_to(tmp_path / 'nowhere')
+    with pytest.raises(UserError, match=f'/{link} is a broken symbolic link. Repair or remove the link'):
+        opened(tmp_path, opener).fingerprint('train')
+
+
+@pytest.mark.parametrize('opener, files, read, unread', [
+    (open_corpus, ['train.en', 'train.fr', 'train.tsv'], 'train.en', 'train.tsv'),
+    (open_documents, ['train/README', 'train.txt'], 'train', 'train.txt'),
+    (classes, ['train.npz', 'train.csv'], 'train.npz', 'train.csv'),
+    (classes, ['train.csv', 'validation.npz'], 'train.csv', 'validation.npz'),
+    (classes, ['train.csv.gz', 'validation.csv', 'test/a/x.png'], 'train.csv.gz', 'test'),
+    (classes, ['a/x.png', 'b/x.png', 'test.csv'], '', 'test.csv')])
+def test_files_that_would_not_be_read_are_an_error(tmp_path, opener, files, read, unread):
+    touch(tmp_path, *files)
+    message = f'{tmp_path / unread} would not be read, because {tmp_path / read} has data in another form'
+    with pytest.raises(UserError, match=re.escape(message)):
+        opened(tmp_path, opener).fingerprint('train')
+
+
+def test_figures_and_notes_beside_the_data_are_no_data(tmp_path):
+    save(tmp_path)
+    touch(tmp_path, 'README.txt', 'notes/README', 'figures/a.png', 'train.md', 'validation.txt')
+    assert [len(opened(tmp_path, classes).inputs(split)) for split in SPLITS] == [32, 4, 4]
 
 
 # Documents
@@ -246,4 +292,5 @@ def test_a_held_out_source_is_in_no_pair_of_training_not_even_beside_an_empty_si
 
 def test_the_same_text_written_in_other_characters_stays_together():
     assert text_key('Caf\u00e9  NOIR') == text_key('cafe\u0301 noir') == text_key('\uff23\uff21\uff26\u00c9 noir')
+    assert text_key('Ταΐζω') == text_key('ΤΑΪ́ΖΩ') == text_key('Ταΐζω'.upper()) == text_key('Ταΐζω'.casefold())
     assert text_key('cafe noir') != text_key('caf\u00e9 noir')

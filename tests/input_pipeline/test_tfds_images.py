@@ -6,9 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from input_pipeline.arrays import open_arrays
 from runtime.errors import UserError
-from tests.input_pipeline.helpers import SPLITS, options
+from tests.input_pipeline.helpers import SPLITS, open_arrays, options
 
 # TFDS. The dataset is built by a process of its own, as in test_sources.py; PNG bytes, which need no TensorFlow.
 

@@ -60,6 +60,12 @@ def test_lossless_after_learning_from_nasty_strings(kind):
     assert [tokenizer.decode(tokenizer.encode(text)) for text in NASTY] == NASTY
 
 
+@pytest.mark.parametrize('kind', SUBWORDS)
+def test_lossless_after_learning_from_a_text_with_few_spaces(kind):
+    tokenizer = learn(['ACGT' * 5000], kind=kind, vocab_size=266)
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in NASTY] == NASTY
+
+
 def test_decode_leaves_the_special_tokens_out(tokenizer):
     assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
     tokens = tokenizer.encode('bada euros')
