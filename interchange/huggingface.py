@@ -20,7 +20,7 @@ from input_pipeline.foreign_tokenizers import TokenizersTokenizer
 from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL
 from interchange import gpt2, llama, marian
 from interchange.equal_models import with_biases, with_plain_embeddings, with_table
-from interchange.foreign_config import ForeignConfig, require
+from interchange.foreign_config import ForeignConfig, read_config, require
 from interchange.huggingface_tokenizers import (
     original_order,
     read_text_tokenizer,
@@ -98,9 +98,9 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
         raise UserError(f'{folder / CONFIG}: model_type={kind!r:.80} is not supported. Supported: '
                         f'{", ".join(FAMILIES)}')
     family = FAMILIES[kind]
-    theirs: ForeignConfig = read_as(folder / CONFIG, family.CONFIGS[kind], ADVICE)
+    theirs: ForeignConfig = read_config(folder / CONFIG, family.CONFIGS[kind], ADVICE)
     try:
-        require(theirs, quantization_config=(None,))
+        require(theirs, quantization_config=(None,), per_layer_config=(None, {}))
         options = family.options(theirs)
     except UserError as error:
         raise UserError(f'{folder / CONFIG}: {error}') from None
