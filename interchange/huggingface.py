@@ -22,6 +22,7 @@ from interchange import gpt2, llama, marian
 from interchange.equal_models import with_biases, with_plain_embeddings, with_table
 from interchange.foreign_config import ForeignConfig, read_config, require
 from interchange.huggingface_tokenizers import (
+    GENERATION_CONFIG,
     original_order,
     read_text_tokenizer,
     read_translation_tokenizers,
@@ -184,7 +185,7 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
                         'both', trained.workdirs[0], SPECIAL[BOS], SPECIAL[EOS], SPECIAL[EOS])
     if family is marian:
         write_translation_tokenizers(trained.tokenizers, folder, model.share_embeddings == 'all')
-        write_text(folder / 'generation_config.json', _json(
+        write_text(folder / GENERATION_CONFIG, _json(
             {name: value for name, value in content.items() if name.endswith('token_id')}
             | marian.generation(orders, longest)))
     else:

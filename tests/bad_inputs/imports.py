@@ -126,6 +126,9 @@ ROWS = [
     ('qwen2', CONFIG, with_values(layer_types=[3]), 'layer_types'),
     ('marian', CONFIG, with_values(decoder_start_token_id=30), 'decoder_start_token_id=30'),
     ('marian', CONFIG, with_values(pad_token_id='0'), 'pad_token_id'),
+    ('marian', CONFIG, with_values(pad_token_id=5000, decoder_start_token_id=5000), 'config.json: pad_token_id=5000'),
+    ('marian', CONFIG, with_values(eos_token_id=5000), 'config.json: eos_token_id=5000'),
+    ('marian', 'generation_config.json', b'{"eos_token_id": "2"}', 'generation_config.json'),
     ('marian', CONFIG, with_values(decoder_vocab_size=10 ** 9), 'decoder_vocab_size'),
     *(('marian', CONFIG, with_values(**{name: True}), name)
       for name in ('normalize_before', 'normalize_embedding', 'add_final_layer_norm')),
