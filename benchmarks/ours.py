@@ -151,7 +151,7 @@ def ready_decode(workload: Workload, dtype: str, precision: str, search: Search,
 
 
 def check_run(workdir: Path, config: ConfigDict, peers: Sequence[str]) -> None:
-    """Checks that the run `workdir` translates, and that it has subwords if there are peers.
+    """Checks that the run `workdir` translates, and that it has subwords and no edits if there are peers.
 
     Raises:
       UserError: if a system cannot translate the run's test set.
@@ -163,6 +163,9 @@ def check_run(workdir: Path, config: ConfigDict, peers: Sequence[str]) -> None:
         raise UserError(f'--peers={",".join(peers)}: the peers support only subwords, but {workdir} has '
                         f'config.data.tokenizer.kind={config.data.tokenizer.kind}. Use --peers= to measure only this '
                         'project')
+    if peers and config.train.edits:
+        raise UserError(f'--peers={",".join(peers)}: the peers cannot apply edits, but {workdir} was trained with '
+                        'config.train.edits. Use --peers= to measure only this project')
 
 
 def where(beside_peers: bool) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """The config.json of Hugging Face's library: the fields that determine what a model computes, and their types."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
 from runtime.errors import UserError
-from runtime.schema import Size
+from runtime.schema import Size, decoded, read_as
 
 ACTIVATIONS = {'relu': 'relu', 'gelu_new': 'gelu', 'gelu_pytorch_tanh': 'gelu', 'gelu': 'gelu_exact', 'silu': 'silu',
                'swish': 'silu'}
@@ -19,7 +20,12 @@ Token = Annotated[int, msgspec.Meta(ge=-1, lt=2 ** 31)]  # -1 means no token, as
 
 
 class ForeignConfig(msgspec.Struct, kw_only=True):
-    """The fields of config.json that all model families have. Hugging Face's library has the same defaults."""
+    """The fields of config.json that all model families have. Hugging Face's library has the same defaults.
+
+    Attributes:
+      ALIASES: {another name of a field: its name}, the attribute_map of Hugging Face's class.
+    """
+    ALIASES: ClassVar[Mapping[str, str]] = {}
     model_type: str
     vocab_size: Size
     pad_token_id: Token | None = None
@@ -27,17 +33,46 @@ class ForeignConfig(msgspec.Struct, kw_only=True):
     eos_token_id: Token | list[Token] | None = None
     tie_word_embeddings: bool = True
     quantization_config: dict[str, Any] | None = None
+    per_layer_config: dict[str, Any] | None = None
 
 
-def require(config: msgspec.Struct, **allowed: Sequence[Any]) -> None:
-    """Checks that fields of config.json have supported values. `allowed` is {name of a field: supported values}.
+Config = TypeVar('Config', bound=ForeignConfig)
+
+
+def read_config(path: Path, schema: type[Config], advice: str) -> Config:
+    """Reads config.json. A field may have its name or its alias in `schema.ALIASES`.
+
+    Raises:
+      UserError: if the file cannot be read or does not match the schema, or if a field and its alias have different
+        values. The message names the file and the field.
+    """
+    content = read_as(path, dict[str, msgspec.Raw], advice)
+    for alias, name in schema.ALIASES.items():
+        if alias in content:
+            value = content.pop(alias)
+            if (other := content.setdefault(name, value)) != value:
+                raise UserError(f'{path}: {alias}={bytes(value).decode():.80} and {name}={bytes(other).decode():.80} '
+                                'are two names of one field, but their values differ. Remove the wrong one')
+    try:
+        return decoded(msgspec.json.encode(content), schema)
+    except ValueError as error:
+        raise UserError(f'{path}: {error}. {advice}') from None
+
+
+def require(config: msgspec.Struct, prefix: str = '', **allowed: Sequence[Any]) -> None:
+    """Checks that fields of config.json have supported values.
+
+    Args:
+      config: the fields.
+      prefix: the beginning of the names in messages, such as 'rope_parameters.'.
+      **allowed: {name of a field: supported values}.
 
     Raises:
       UserError: if a field has another value. The message names the field.
     """
     for name, values in allowed.items():
         if (value := getattr(config, name)) not in values:
-            raise unsupported(name, value, values)
+            raise unsupported(prefix + name, value, values)
 
 
 def unsupported(name: str, value: Any, allowed: Sequence[Any]) -> UserError:

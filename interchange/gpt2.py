@@ -19,6 +19,8 @@ from runtime.schema import Size
 
 class Config(ForeignConfig, kw_only=True):
     """The fields of config.json that Hugging Face's class GPT2Config defines."""
+    ALIASES = {'hidden_size': 'n_embd', 'max_position_embeddings': 'n_positions', 'num_attention_heads': 'n_head',
+               'num_hidden_layers': 'n_layer'}
     vocab_size: Size = 50257
     bos_token_id: Token | None = 50256
     eos_token_id: Token | list[Token] | None = 50256

@@ -20,8 +20,9 @@ from input_pipeline.foreign_tokenizers import TokenizersTokenizer
 from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL
 from interchange import gpt2, llama, marian
 from interchange.equal_models import with_biases, with_plain_embeddings, with_table
-from interchange.foreign_config import ForeignConfig, require
+from interchange.foreign_config import ForeignConfig, read_config, require
 from interchange.huggingface_tokenizers import (
+    GENERATION_CONFIG,
     original_order,
     read_text_tokenizer,
     read_translation_tokenizers,
@@ -98,9 +99,9 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
         raise UserError(f'{folder / CONFIG}: model_type={kind!r:.80} is not supported. Supported: '
                         f'{", ".join(FAMILIES)}')
     family = FAMILIES[kind]
-    theirs: ForeignConfig = read_as(folder / CONFIG, family.CONFIGS[kind], ADVICE)
+    theirs: ForeignConfig = read_config(folder / CONFIG, family.CONFIGS[kind], ADVICE)
     try:
-        require(theirs, quantization_config=(None,))
+        require(theirs, quantization_config=(None,), per_layer_config=(None, {}))
         options = family.options(theirs)
     except UserError as error:
         raise UserError(f'{folder / CONFIG}: {error}') from None
@@ -184,7 +185,7 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
                         'both', trained.workdirs[0], SPECIAL[BOS], SPECIAL[EOS], SPECIAL[EOS])
     if family is marian:
         write_translation_tokenizers(trained.tokenizers, folder, model.share_embeddings == 'all')
-        write_text(folder / 'generation_config.json', _json(
+        write_text(folder / GENERATION_CONFIG, _json(
             {name: value for name, value in content.items() if name.endswith('token_id')}
             | marian.generation(orders, longest)))
     else:

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,9 +22,10 @@ from input_pipeline.foreign_tokenizers import (
 )
 from input_pipeline.tokenizer import SubwordTokenizer
 from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer
-from interchange.foreign_config import ForeignConfig
+from interchange.foreign_config import ForeignConfig, Token
 from interchange.tokenizer_files import with_dummy_prefix
 from interchange.tokenizer_json import added_start, as_tokenizer_json, is_like_llama, with_start, with_subwords
+from run_directory.records import CONFIG
 from runtime.errors import UserError
 from runtime.files import read_bytes, write_text
 from runtime.schema import Count, read_as
@@ -32,6 +33,8 @@ from runtime.schema import Count, read_as
 ADVICE = 'Use a folder into which save_pretrained has written the model and the tokenizer'
 MARIAN = ('source.spm', 'target.spm', 'vocab.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
+GENERATION_CONFIG = 'generation_config.json'
+CHAT_TEMPLATE = 'chat_template.jinja'
 GPT2_CLASSES = (None, 'GPT2Tokenizer', 'GPT2TokenizerFast')  # tokenizer_class of GPT-2's tokenizer in transformers
 
 Content = TypeVar('Content')
@@ -45,7 +48,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenizerConfig(msgspec.Struct):
-    """The fields of tokenizer_config.json that affect how a text is tokenized."""
+    """The fields of tokenizer_config.json that affect how a text is tokenized, and the chat template."""
     tokenizer_class: str | None = None
     separate_vocabs: bool = False
     add_bos_token: bool | None = None
@@ -53,6 +56,12 @@ class _TokenizerConfig(msgspec.Struct):
     unk_token: str | _AddedToken | None = None
     split_special_tokens: bool = False
     added_tokens_decoder: dict[str, _AddedToken] = {}
+    chat_template: Any = None
+
+
+class _GenerationConfig(msgspec.Struct):
+    """The field of generation_config.json that is read."""
+    eos_token_id: Token | list[Token] | None = None
 
 
 def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenizer]:
@@ -66,22 +75,27 @@ def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenize
     names = {'source': 'vocab.json', 'target': 'target_vocab.json' if own.separate_vocabs else 'vocab.json'}
     sizes = {'source': config.vocab_size, 'target': config.decoder_vocab_size or config.vocab_size}
     unknown = own.unk_token.content if isinstance(own.unk_token, _AddedToken) else own.unk_token or SPECIAL[UNK]
-    tokenizers = {}
+    tokenizers: dict[str, SentencePieceTokenizer] = {}
     for side, name in names.items():
         vocabulary = _vocabulary(folder / name, sizes[side])
         if unknown not in vocabulary:
             raise UserError(f'{folder / name} does not contain the piece {unknown}. {ADVICE}')
         pad, start = config.pad_token_id, config.decoder_start_token_id
         start = pad if start is None else start
+        _check_ids(folder, sizes[side], eos_token_id=config.eos_token_id, pad_token_id=pad)
         # The published models start with the padding token. The exports of this project have a separate start token.
         if start not in (pad, vocabulary.get(SPECIAL[BOS])):
-            raise UserError(f'{folder / "config.json"}: decoder_start_token_id={start} is neither pad_token_id={pad} '
+            raise UserError(f'{folder / CONFIG}: decoder_start_token_id={start} is neither pad_token_id={pad} '
                             f'nor the id of {SPECIAL[BOS]} in {name}. {ADVICE}')
         special = [None if start == pad else pad, start, config.eos_token_id, vocabulary[unknown]]
         path = folder / f'{side}.spm'
         tokenizers[side] = _read(path, lambda path=path, special=special, size=sizes[side], vocabulary=vocabulary: (
             sentencepiece_tokenizer(read_bytes(path), special, size, vocabulary)))
-    return tokenizers
+    _warn_of_further_ends(folder, config, tokenizers['target'])
+    _warn_of_added_tokens(folder, own, tokenizers.values(), 'Among the added tokens of Marian, only language codes at '
+                          'the beginning of a source are supported. To import a code such as >>fra<<, add it to '
+                          'vocab.json with its id')
+    return {**tokenizers}
 
 
 def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer, bool]:
@@ -116,7 +130,11 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
     else:
         raise UserError(f'{folder} has no tokenizer.json, no tokenizer.model and no vocab.json. {ADVICE}')
     _warn_of_further_ends(folder, config, tokenizer)
-    _warn_of_added_tokens(folder, own, tokenizer)
+    _warn_of_added_tokens(folder, own, [tokenizer], 'To import them, load the tokenizer with AutoTokenizer, and save '
+                          'it again with save_pretrained. This writes a tokenizer.json that contains them')
+    if own.chat_template or os.path.lexists(folder / CHAT_TEMPLATE):
+        log.warning('%s: the chat template is not imported. Prompts are used unchanged, and an export has no template. '
+                    'To format a prompt, use apply_chat_template of transformers', folder)
     return tokenizer, begins
 
 
@@ -209,24 +227,33 @@ def original_order(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _warn_of_further_ends(folder: Path, config: ForeignConfig, tokenizer: ForeignTokenizer) -> None:
-    """Logs a warning if config.json has several end tokens. In this project, a vocabulary has one end token."""
-    ends = config.eos_token_id
-    if isinstance(ends, list) and len(ends) > 1:
-        first, *others = (f'{tokenizer.name_of(number)} ({number})' for number in ends)
-        log.warning('%s: eos_token_id has several end tokens. Only %s ends a text; %s do not', folder / 'config.json',
-                    first, ' and '.join(others))
+    """Logs a warning if config.json or generation_config.json has further end tokens.
+
+    In this project, a vocabulary has one end token. In transformers, `generate` uses the end tokens in
+    generation_config.json.
+    """
+    end, lists = int(tokenizer.order[EOS]), {CONFIG: config.eos_token_id}
+    if os.path.lexists(path := folder / GENERATION_CONFIG):
+        lists[GENERATION_CONFIG] = read_as(path, _GenerationConfig, ADVICE).eos_token_id
+    further = {name: [number for number in (ends if isinstance(ends, list) else [ends])
+                      if number not in (end, None, -1)] for name, ends in lists.items()}
+    if numbers := dict.fromkeys(number for ends in further.values() for number in ends):
+        first, *others = (f'{tokenizer.name_of(number)} ({number})' for number in (end, *numbers))
+        log.warning('%s: eos_token_id has further end tokens. Only %s ends a text, not %s',
+                    ' and '.join(str(folder / name) for name, ends in further.items() if ends), first,
+                    ' or '.join(others))
 
 
-def _warn_of_added_tokens(folder: Path, own: _TokenizerConfig, tokenizer: ForeignTokenizer) -> None:
-    """Logs a warning if the folder lists added tokens that the vocabulary of the tokenizer lacks."""
+def _warn_of_added_tokens(folder: Path, own: _TokenizerConfig, tokenizers: Iterable[ForeignTokenizer],
+                          advice: str) -> None:
+    """Logs a warning if the folder lists added tokens that the vocabularies of the tokenizers lack."""
     added = [token.content for token in own.added_tokens_decoder.values()]
     if os.path.lexists(path := folder / 'added_tokens.json'):
         added += read_as(path, dict[str, Count], ADVICE)
-    names = {tokenizer.name_of(int(number)) for number in tokenizer.order}
+    names = {tokenizer.name_of(int(number)) for tokenizer in tokenizers for number in tokenizer.order}
     if missing := [token for token in dict.fromkeys(added) if token not in names]:
-        log.warning('%s: the vocabulary lacks added tokens: %s (%d in total). They are split like other text. To '
-                    'import them, load the tokenizer with AutoTokenizer, and save it again with save_pretrained. This '
-                    'writes a tokenizer.json that contains them', folder, ', '.join(missing[:3]), len(missing))
+        log.warning('%s: the vocabulary lacks added tokens: %s (%d in total). They are split like other text. %s',
+                    folder, ', '.join(missing[:3]), len(missing), advice)
 
 
 def _of_library(path: Path, config: ForeignConfig, own: _TokenizerConfig,
@@ -277,15 +304,16 @@ def _special(folder: Path, config: ForeignConfig, unknown: int | None, start: in
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     end, begin, pad = ends[0] if ends else None, config.bos_token_id, config.pad_token_id
     if end is None or end < 0:
-        raise UserError(f'{folder / "config.json"}: eos_token_id={config.eos_token_id}: the model needs an end token. '
+        raise UserError(f'{folder / CONFIG}: eos_token_id={config.eos_token_id}: the model needs an end token. '
                         'Set eos_token_id to the id of the token that ends a text')
     begin = None if begin == -1 else begin
     if None not in (begin, start) and begin != start:
         log.warning('%s: bos_token_id=%d, but the tokenizer adds the start token %d to each text. The import uses %d',
-                    folder / 'config.json', begin, start, start)
+                    folder / CONFIG, begin, start, start)
     begin = next(number for number in (start, begin, end) if number is not None)
     unknown = None if unknown in (begin, end) else unknown
     pad = None if pad is None or pad in (-1, begin, end, unknown) or is_text(pad) else pad
+    _check_ids(folder, config.vocab_size, eos_token_id=end, bos_token_id=begin, pad_token_id=pad)
     return [pad, begin, end, unknown]
 
 
@@ -319,6 +347,14 @@ def _check_size(path: Path, tokens: int, rows: int) -> None:
     if tokens > rows:
         raise UserError(f'{path} has ids of tokens up to {tokens - 1}, but config.json has vocab_size={rows}. Use '
                         'files of the same model')
+
+
+def _check_ids(folder: Path, rows: int, **numbers: int | None) -> None:
+    """Checks that the ids in config.json of special tokens are less than `rows`. `numbers` is {name of a field: id}."""
+    for name, number in numbers.items():
+        if number is not None and not 0 <= number < rows:
+            raise UserError(f'{folder / CONFIG}: {name}={number} is not the id of a token, because the vocabulary has '
+                            f'{rows} tokens. Set this field to the id of the token')
 
 
 def _require(folder: Path, names: tuple[str, ...]) -> None:

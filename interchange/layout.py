@@ -110,7 +110,7 @@ def check_arrays(links: Sequence[Link], shapes: Mapping[str, Shape], theirs: Map
       shapes: {name: shape} of this project's arrays.
       theirs: {name: shape} of the other library's arrays.
       is_derived: a function that takes the name of an array of the other library. It returns whether this array can be
-        derived from the config or from other arrays. Such an array is ignored.
+        derived from the config or from other arrays, or is not used. Such an array is ignored.
 
     Raises:
       UserError: if an array is missing, is unknown or has another shape. The message names the array.

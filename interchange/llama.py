@@ -80,6 +80,7 @@ class Qwen2(Llama, kw_only=True):
     intermediate_size: Size = 22016
     max_position_embeddings: Size = 32768
     sliding_window: Size | None = 4096
+    max_window_layers: int = 28
 
 
 CONFIGS = {'llama': Llama, 'mistral': Mistral, 'qwen2': Qwen2}
@@ -219,7 +220,7 @@ def _rotary(config: Llama) -> dict[str, Any]:
     # In transformers, a rope_scaling that is not empty replaces rope_parameters, including rope_theta.
     field = 'rope_parameters' if config.rope_scaling in (None, Rotation()) else 'rope_scaling'
     rotation = getattr(config, field) or Rotation()
-    require(rotation, partial_rotary_factor=(None, 1.0))
+    require(rotation, f'{field}.', partial_rotary_factor=(None, 1.0))
     kind = rotation.rope_type or rotation.type or 'default'
     options: dict[str, Any] = {'model.rotary_base': rotation.rope_theta or config.rope_theta}
     if kind == 'default':
@@ -232,7 +233,7 @@ def _rotary(config: Llama) -> dict[str, Any]:
         return options
     options |= {'model.rotary_scaling': kind, 'model.rotary_factor': rotation.factor}
     if kind == 'llama3':
-        require(rotation, **{name: (value,) for name, value in LLAMA_3.items()})
+        require(rotation, f'{field}.', **{name: (value,) for name, value in LLAMA_3.items()})
         if rotation.original_max_position_embeddings is None:
             raise UserError(f'{field}.original_max_position_embeddings is missing, but rope_type={kind} needs it. '
                             'Add this field')
@@ -241,12 +242,24 @@ def _rotary(config: Llama) -> dict[str, Any]:
 
 
 def _window(config: Llama) -> int:
-    """Returns the size of the attention window of a model, or 0 if it has no window."""
-    window, is_qwen = config.sliding_window, isinstance(config, Qwen2)
-    if type(config) is Llama or is_qwen and not config.use_sliding_window or window is None:
+    """Returns the size of the attention window of a model, or 0 if it has no window.
+
+    Raises:
+      UserError: if only some layers have a window.
+    """
+    window = config.sliding_window
+    if type(config) is Llama or window is None:
         return 0
-    kinds = {*(config.layer_types or ())}
-    if is_qwen and kinds != {'sliding_attention'}:
-        # In this project, all layers have the same window.
-        raise unsupported('layer_types', sorted(kinds), (['sliding_attention'],))
+    if isinstance(config, Qwen2):
+        if not config.use_sliding_window:
+            return 0
+        kinds = {*config.layer_types} if config.layer_types is not None else {
+            'sliding_attention' if layer >= config.max_window_layers else 'full_attention'
+            for layer in (0, config.num_hidden_layers - 1)}  # the first layers have full attention
+        if kinds == {'full_attention'}:
+            return 0
+        if kinds != {'sliding_attention'}:
+            raise UserError(f'the types of the layers, {sorted(kinds)}, are not supported. They come from layer_types '
+                            f'or, without this field, from max_window_layers={config.max_window_layers}. In this '
+                            "project, all layers must be 'sliding_attention', or all layers 'full_attention'")
     return min(window, MOST_CONTEXT)

@@ -24,6 +24,8 @@ EPSILON = 1e-5  # PyTorch's default for layer normalization; MarianConfig has no
 
 class Config(ForeignConfig, kw_only=True):
     """The fields of config.json that Hugging Face's class MarianConfig defines."""
+    ALIASES = {'hidden_size': 'd_model', 'num_attention_heads': 'encoder_attention_heads',
+               'num_hidden_layers': 'encoder_layers'}
     vocab_size: Size = 58101
     decoder_vocab_size: Size | None = None
     pad_token_id: Token = 58100
@@ -146,8 +148,13 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array is a table of sinusoids, which can be derived from the config."""
-    return name.endswith('embed_positions.weight')
+    """Returns whether an array does not affect the model.
+
+    Such an array is a table of sinusoids, which can be derived from the config, or an embedding that the model does not
+    use. If tie_word_embeddings is false, transformers writes model.shared.weight, but the encoder and the decoder have
+    their own embeddings.
+    """
+    return name.endswith('embed_positions.weight') or name == 'model.shared.weight'
 
 
 def _link(theirs: str, ours: str, way: Way) -> Link:

@@ -49,8 +49,10 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
         yield 'damaged', [f'{METRICS_FILE}: {len(damaged)} damaged lines are ignored: {lines}']
     for split, results in run.results.items():
         scores = ', '.join(f'{name} {results[name]:.4g}' for name in METRICS if name in results)
-        yield f'{split} scores', [f'{scores} (checkpoint {results.get("checkpoint")}, '
-                                  f'step {", ".join(map(str, results.get("checkpoint_steps", [])))})']
+        source = [f'checkpoint {results["checkpoint"]}'] if 'checkpoint' in results else []
+        if steps_of_scores := results.get('checkpoint_steps'):
+            source.append(f'step {", ".join(map(str, steps_of_scores))}')
+        yield f'{split} scores', [scores + (f' ({", ".join(source)})' if source else '')]
     if steps:
         yield 'checkpoints', [', '.join(f'{step:,} ({size(workdir / "checkpoints" / str(step))})' for step in steps)]
     yield 'on disk', [size(workdir)]

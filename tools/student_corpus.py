@@ -42,7 +42,7 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
     for changed in changed_data(run.workdir, data, ['train']):
         log.warning('the training data has changed since the teacher was trained: %s', changed)
     pairs = list(data.pairs('train'))
-    sources = read_whole(model, [source for source, _ in pairs][:sentences or None])
+    sources = read_whole(model, [source for source, _ in pairs], sentences)
     names, tests = split_names(run.config.data), sets_to_test(run.config.data)
     held_out, held_out_pairs = {}, {}
     for split in 'validation', *tests:
@@ -79,21 +79,25 @@ def file_name(split: str, role: str, taken: Collection[str]) -> str:
     return next(unique for unique in itertools.chain([name], numbered) if unique not in taken)
 
 
-def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
-    """Returns the sources that are short enough for the teacher. The teacher would truncate longer sources.
+def read_whole(model: Translator, sources: Sequence[str], sentences: int) -> list[str]:
+    """Returns the chosen sources that are short enough for the teacher. The teacher would truncate longer sources.
+
+    The first `sentences` sources are chosen; 0 means all.
 
     Raises:
-      UserError: if none of these sources contains text.
+      UserError: if none of the returned sources would contain text.
     """
-    kept = [source for source in sources if model.reads_whole(source)]
+    chosen = sources[:sentences or None]
+    kept = [source for source in chosen if model.reads_whole(source)]
     if not any(source.strip() for source in kept):
-        raise UserError(f'every training source has more than {model.max_length - 1} tokens (config.data.max_length='
-                        f'{model.max_length}), so the teacher would truncate every source. Use a teacher that '
-                        'was trained with a larger config.data.max_length')
-    if omitted := len(sources) - len(kept):
+        advice = 'Use a larger --sentences, or a teacher' if len(chosen) < len(sources) else 'Use a teacher'
+        raise UserError(f'no chosen training source can be translated: all {len(chosen)} are blank or have more than '
+                        f'{model.max_length - 1} tokens (config.data.max_length={model.max_length}), so the teacher '
+                        f'would truncate them. {advice} that was trained with a larger config.data.max_length')
+    if omitted := len(chosen) - len(kept):
         log.warning('skipped %d of %d training sources: they have more than %d tokens (config.data.max_length), so '
                     'the teacher would translate only the first tokens',
-                    omitted, len(sources), model.max_length - 1)
+                    omitted, len(chosen), model.max_length - 1)
     return kept
 
 

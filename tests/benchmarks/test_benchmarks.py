@@ -98,6 +98,11 @@ def test_runs_whose_sentences_cannot_be_translated_are_refused():
     with pytest.raises(UserError, match='--peers=ctranslate2.int8: the peers support only subwords, but runs/x has '
                                         'config.data.tokenizer.kind=char. Use --peers= to measure only this project'):
         check_run(workdir, recipe, ['ctranslate2.int8'])
+    recipe.data.tokenizer.kind, recipe.train.edits = 'bpe', '[{"edit": "zero", "place": "encoder/layers_0"}]'
+    check_run(workdir, recipe, [])
+    with pytest.raises(UserError, match='--peers=ctranslate2.int8: the peers cannot apply edits, but runs/x was .* Use '
+                                        '--peers= to measure only this project'):
+        check_run(workdir, recipe, ['ctranslate2.int8'])
     with pytest.raises(UserError, match='--workdir=runs/x: task=language_model, but .* Use a run with task=transl'):
         check_run(workdir, configs.recipe('stdlib_lm'), [])
 

@@ -1,5 +1,7 @@
 """Random models of each family with tokenizers, made and saved by the library transformers itself."""
 
+import json
+
 import torch
 import transformers
 
@@ -66,6 +68,35 @@ FAMILIES = {
     'qwen2 with a window': lambda folder: llama_3(folder, 'Qwen2', use_sliding_window=True, sliding_window=7,
                                                   max_window_layers=0, bos_token_id=None),
     'qwen2 with narrow heads': lambda folder: llama_3(folder, 'Qwen2', hidden_size=30, head_dim=6),
+}
+
+
+def gpt2_with_other_names(folder):
+    """Saves a GPT-2 whose config.json has the other names of the fields, the attribute_map of GPT2Config."""
+    gpt2(folder)
+    path = folder / 'config.json'
+    fields = json.loads(path.read_text())
+    for alias, name in transformers.GPT2Config.attribute_map.items():
+        fields[alias] = fields.pop(name)
+    path.write_text(json.dumps(fields))
+    return transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+
+
+def gpt2_in_two_files(folder):
+    """Saves a GPT-2 without its output layer in two files in bfloat16."""
+    gpt2(folder).transformer.bfloat16().save_pretrained(folder, max_shard_size='60KB')
+    (folder / 'model.safetensors').unlink(missing_ok=True)
+    assert len([*folder.glob('*.safetensors')]) == 2
+    return transformers.GPT2LMHeadModel.from_pretrained(folder).float().eval()
+
+
+# An export of these models has other files or fields.
+VARIANTS = {
+    'marian without tied embeddings': lambda folder: marian(folder, tie_word_embeddings=False),
+    'qwen2 with layers before the window': lambda folder: llama_3(folder, 'Qwen2', use_sliding_window=True,
+                                                                  sliding_window=7, max_window_layers=2),
+    'gpt2 with other names': gpt2_with_other_names,
+    'gpt2 in two files': gpt2_in_two_files,
 }
 
 

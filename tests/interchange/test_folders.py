@@ -5,6 +5,7 @@ import json
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -101,6 +102,67 @@ def test_limits_of_the_context_of_an_imported_model(changes, window, context, tm
         recipe.update(task='language_model', eval={'metric': 'loss'},
                       data={'context': longer_or_shorter, 'packing': config.data.packing})
         assert read_huggingface(tmp_path / 'model', recipe=recipe).config.model.window == window
+
+
+def with_fields(path, removed=(), **fields):
+    """Changes and removes fields of a JSON file."""
+    content = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in content.items() if name not in removed}))
+
+
+@pytest.mark.parametrize('name, aliases', [
+    ('gpt2', {'num_attention_heads': 'n_head', 'num_hidden_layers': 'n_layer', 'hidden_size': 'n_embd',
+              'max_position_embeddings': 'n_positions'}),
+    ('marian', {'num_attention_heads': 'encoder_attention_heads', 'num_hidden_layers': 'encoder_layers',
+                'hidden_size': 'd_model'})])
+def test_fields_of_config_json_may_have_their_other_names(name, aliases, tmp_path):
+    write_small(name, tmp_path / 'model')
+    expected, path = read_models([tmp_path / 'model'], 'best'), tmp_path / 'model' / 'config.json'
+    written = json.loads(path.read_text())
+    for removed in (), aliases.values():
+        with_fields(path, removed, **{alias: written[field] for alias, field in aliases.items()})
+        assert read_models([tmp_path / 'model'], 'best').config.to_dict() == expected.config.to_dict()
+
+
+@pytest.mark.parametrize('fields, window', [
+    ({'use_sliding_window': True, 'max_window_layers': 0}, 8), ({'use_sliding_window': True}, 0),
+    ({'use_sliding_window': True, 'max_window_layers': 1}, 0), ({'max_window_layers': 0}, 0),
+    ({'use_sliding_window': True, 'layer_types': ['full_attention']}, 0),
+    ({'use_sliding_window': True, 'layer_types': ['sliding_attention']}, 8)])
+def test_the_layers_of_qwen2_that_have_a_window(fields, window, tmp_path):
+    write_small('qwen2', tmp_path / 'model')
+    with_fields(tmp_path / 'model' / 'config.json', sliding_window=8, use_sliding_window=False)
+    with_fields(tmp_path / 'model' / 'config.json', **fields)
+    assert read_models([tmp_path / 'model'], 'best').config.model.window == window
+
+
+def test_a_marian_without_tied_embeddings_does_not_use_the_shared_table(tmp_path):
+    (tmp_path / 'model').mkdir()
+    write_huggingface(small_model('marian of two vocabularies', tmp_path, share_embeddings='none'), tmp_path / 'model')
+    expected = read_models([tmp_path / 'model'], 'best').params
+    with_fields(tmp_path / 'model' / 'config.json', share_encoder_decoder_embeddings=True)
+    path = tmp_path / 'model' / 'model.safetensors'
+    path.write_bytes(with_arrays(**{'model.shared.weight': lambda array: array})(path.read_bytes()))
+    read = read_models([tmp_path / 'model'], 'best').params
+    assert jax.tree.all(jax.tree.map(np.array_equal, read, expected))
+
+
+@pytest.mark.parametrize('dtype', [np.float16, jnp.bfloat16])
+def test_weights_of_16_bits_in_two_files_without_the_prefix_of_their_names(dtype, tmp_path):
+    write_small('gpt2', tmp_path / 'model')
+    expected = read_models([tmp_path / 'model'], 'best').params
+    path, prefix = tmp_path / 'model' / 'model.safetensors', 'transformer.'
+    arrays = [(name.removeprefix(prefix), array.astype(dtype))
+              for name, array in safetensors.numpy.load_file(path).items()]
+    path.unlink()
+    parts = {'model-00001-of-00002.safetensors': dict(arrays[:3]), 'model-00002-of-00002.safetensors': dict(arrays[3:])}
+    for name, part in parts.items():
+        safetensors.numpy.save_file(part, tmp_path / 'model' / name)
+    (tmp_path / 'model' / 'model.safetensors.index.json').write_text(json.dumps(
+        {'metadata': {}, 'weight_map': {array: name for name, part in parts.items() for array in part}}))
+    read = read_models([tmp_path / 'model'], 'best').params
+    for before, after in zip(*map(jax.tree.leaves, (expected, read)), strict=True):
+        np.testing.assert_array_equal(after, np.asarray(before, dtype).astype(np.float32))
 
 
 @pytest.mark.parametrize('format', ['ctranslate2', 'huggingface'])

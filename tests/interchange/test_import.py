@@ -25,7 +25,7 @@ from input_pipeline.tokenizer import BOS, EOS, PAD, UNK
 from interchange import llama
 from interchange.export import export
 from model.positional import Rotary
-from tests.interchange.families import FAMILIES
+from tests.interchange.families import FAMILIES, VARIANTS
 from tests.interchange.lines import mixed_lines
 
 pytestmark = pytest.mark.interchange
@@ -38,7 +38,7 @@ PROMPTS = mixed_lines(100, seed=3, words=0.99)
 def opened(name):
     """(their model, ours, their folder)"""
     folder = Path(tempfile.mkdtemp(prefix='families-')) / 'theirs'
-    return FAMILIES[name](folder), inference.load(folder), folder
+    return (FAMILIES | VARIANTS)[name](folder), inference.load(folder), folder
 
 
 def padded(rows, fill):
@@ -57,7 +57,7 @@ def is_translator(run):
     return run.config.task == 'translation'
 
 
-@pytest.mark.parametrize('name', FAMILIES)
+@pytest.mark.parametrize('name', [*FAMILIES, *VARIANTS])
 def test_logits_of_padded_batches_are_theirs(name):
     theirs, run, _ = opened(name)
     tokenizers, rng = run.model.tokenizers, np.random.default_rng(0)

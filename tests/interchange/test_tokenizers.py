@@ -395,6 +395,25 @@ def test_added_tokens_that_the_vocabulary_lacks_are_named(read_from, known, tmp_
     assert 'the vocabulary lacks added tokens: <x>, <y>, <tool> (4 in total)' in caplog.text
 
 
+def test_added_tokens_and_further_end_tokens_of_marian_are_named(tmp_path, caplog):
+    size = originals.marian_files(tmp_path)
+    (tmp_path / 'generation_config.json').write_text('{"eos_token_id": [0, 1]}')
+    original = transformers.MarianTokenizer.from_pretrained(tmp_path)
+    original.add_tokens(['<x>', '>>spa<<'])
+    original.save_pretrained(tmp_path)
+    config = Config(model_type='marian', vocab_size=size + 2, pad_token_id=size - 1, decoder_start_token_id=size - 1)
+    read_translation_tokenizers(tmp_path, config)
+    assert f'{tmp_path}: the vocabulary lacks added tokens: <x>, >>spa<< (2 in total)' in caplog.text
+    assert 'add it to vocab.json with its id' in caplog.text
+    assert 'eos_token_id has further end tokens. Only </s> (0) ends a text, not <unk> (1)' in caplog.text
+    caplog.clear()
+    path, added = tmp_path / 'vocab.json', '>>spa<<'
+    path.write_text(json.dumps(json.loads(path.read_text()) | {added: size + 1}))
+    source = read_translation_tokenizers(tmp_path, config)['source']
+    assert 'added tokens: <x> (1 in total)' in caplog.text
+    assert [*source.order[source.encode(f'{added} the man')], 0] == original(f'{added} the man').input_ids
+
+
 WRITTEN = {**TOKENIZERS, 'bytes': lambda: [ByteTokenizer()], 'characters': lambda: [CharTokenizer(
     json.dumps({'kind': 'char', 'characters': ' aehmnt'}).encode())]}
 
@@ -488,9 +507,34 @@ def test_special_tokens_keep_their_names(tmp_path):
     assert [written[f'{kind}_token'] for kind in ('bos', 'eos', 'unk')] == ['<|start|>', '<|end|>', '<unk>']
 
 
-def test_further_end_tokens_are_named(tmp_path, caplog):
-    read_with(tmp_path, beginning(), end=[2, 3, 0])
-    assert 'eos_token_id has several end tokens. Only </s> (2) ends a text; <unk> (3) and a (0) do not' in caplog.text
+@pytest.mark.parametrize('ends, generation, files, message', [
+    ([2, 3, 0], None, '{0}/config.json', '<unk> (3) or a (0)'), ([2, 3], [2, 3, 0], '{0}/config.json and '
+     '{0}/generation_config.json', '<unk> (3) or a (0)'), (2, 3, '{0}/generation_config.json', '<unk> (3)'),
+    (2, [2], '', ''), (2, None, '', '')])
+def test_further_end_tokens_are_named(ends, generation, files, message, tmp_path, caplog):
+    (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': generation, 'num_beams': 4}))
+    read_with(tmp_path, beginning(), end=ends)
+    expected = f'eos_token_id has further end tokens. Only </s> (2) ends a text, not {message}'
+    assert [record.getMessage() for record in caplog.records] == (
+        [f'{files.format(tmp_path)}: {expected}'] if message else [])
+
+
+@pytest.mark.parametrize('options, field', [
+    ({'pad': 5000}, 'pad_token_id'), ({'end': 5000}, 'eos_token_id'), ({'end': [5000, 2]}, 'eos_token_id'),
+    ({'start': 5000, 'add_bos_token': False}, 'bos_token_id')])
+@pytest.mark.parametrize('read_from', [lambda folder, **options: read_with(folder, beginning(), **options), read_llama])
+def test_an_id_that_the_vocabulary_lacks_is_an_error_in_config_json(read_from, options, field, tmp_path):
+    with pytest.raises(UserError, match=f'/config.json: {field}=5000 is not the id of a token, because the vocabulary'):
+        read_from(tmp_path, **options)
+
+
+@pytest.mark.parametrize('in_field', [False, True])
+def test_a_chat_template_that_is_not_imported_is_reported(in_field, tmp_path, caplog):
+    template = '{{ messages[0].content }}'
+    if not in_field:
+        (tmp_path / 'chat_template.jinja').write_text(template)
+    read_with(tmp_path, beginning(), **({'chat_template': template} if in_field else {}))
+    assert f'{tmp_path}: the chat template is not imported' in caplog.text
 
 
 def test_pieces_of_bytes_are_readable():

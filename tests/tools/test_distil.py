@@ -18,7 +18,7 @@ from inference.options import search_options
 from input_pipeline.sources import open_corpus
 from runtime.errors import UserError
 from tests.scripts import ROOT, WORDS
-from tools.student_corpus import file_name, write_corpus, write_pairs
+from tools.student_corpus import file_name, read_whole, write_corpus, write_pairs
 
 pytestmark = pytest.mark.slow
 
@@ -155,8 +155,17 @@ def test_a_corpus_of_long_sources_only_is_refused(run, data, tmp_path):
     teacher = inference.load(run[0])
     teacher.model.max_length = 1
     options = search_options(teacher.config, method='beam', beam=1)
-    with pytest.raises(UserError, match=r'every training source has more than 0 tokens \(config.data.max_length=1\)'):
+    with pytest.raises(UserError, match=r'all \d+ are blank or have more than 0 tokens \(config.data.max_length=1\)'):
         write_corpus(teacher, teacher.model, tmp_path / 'new', options)
+
+
+@pytest.mark.parametrize('sentences, advice', [(0, 'Use a teacher that'), (4, 'Use a teacher that'),
+                                               (2, 'Use a larger --sentences, or a teacher that')])
+def test_the_advice_for_blank_and_long_sources_depends_on_the_number_of_chosen_sources(sentences, advice):
+    sources = ['', 'x' * 101, ' ', 'x' * 200]
+    with pytest.raises(UserError, match=rf'all {sentences or 4} are blank or have more than 100 tokens .*\. {advice}'):
+        read_whole(Echo(), sources, sentences)
+    assert read_whole(Echo(), [*sources, 'x'], 0) == ['', ' ', 'x']
 
 
 def test_an_ensemble_translates_the_first_sentences_with_a_length_penalty(run, data, tmp_path):

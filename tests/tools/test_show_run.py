@@ -4,12 +4,13 @@ import math
 import pathlib
 
 import numpy as np
+import pytest
 
 from analysis.compare import RunRecord
 from configs import base
 from configs.options import flatten
 from tools import show_run
-from tools.show_run import progress_lines, read_checkpoints, size
+from tools.show_run import describe, progress_lines, read_checkpoints, size
 
 
 def test_an_evaluation_that_found_no_number_is_not_the_best():
@@ -27,6 +28,15 @@ def test_values_begin_in_one_column_after_the_longest_heading(tmp_path, monkeypa
     show_run.main(str(tmp_path))
     assert capsys.readouterr().out.splitlines() == [
         'run                a', '                   b', 'validation scores  bleu 41.02']
+
+
+@pytest.mark.parametrize('entries, expected', [
+    ({}, 'bleu 41'), ({'checkpoint': 'best'}, 'bleu 41 (checkpoint best)'),
+    ({'checkpoint': 'average:2', 'checkpoint_steps': [4, 8]}, 'bleu 41 (checkpoint average:2, step 4, 8)')])
+def test_scores_without_the_entries_of_their_checkpoint(entries, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(show_run, 'read_checkpoints', lambda workdir: ([], []))
+    run = RunRecord('run', tmp_path, {}, flatten(base.get_config()), {}, {'test': {'bleu': 41.0, **entries}})
+    assert dict(describe(run))['test scores'] == [expected]
 
 
 def test_files_that_a_training_deletes_while_they_are_listed_do_not_count(tmp_path, monkeypatch):
