@@ -47,7 +47,7 @@ from run_directory.trained import vocabulary_from
 from run_directory.workdir import RunDirectory, check_same_inputs
 from runtime.agreement import Greatest, from_leader
 from runtime.cache import cache_folder, use_compilation_cache
-from runtime.errors import UserError
+from runtime.errors import AgreedError, UserError
 from runtime.files import expanded
 from runtime.memory import peak_resident
 from runtime.once import log_once, warn_once
@@ -325,14 +325,14 @@ def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingPart
     An update is skipped if the loss or the gradient is not finite (NaN or infinite).
 
     Raises:
-      UserError: if more than config.train.skip_nonfinite steps were skipped.
+      AgreedError: if more than config.train.skip_nonfinite steps were skipped.
     """
     if not int(sums.skipped):
         return progress
     skipped, allowed = progress.skipped + 1, parts.config.train.skip_nonfinite
     show = f'python -m tools.show_batch --workdir={shlex.quote(str(parts.directory.path))} --step={step - 1}'
     if skipped > allowed:
-        raise UserError(f'step {step}: the loss or the gradient is not finite'
+        raise AgreedError(f'step {step}: the loss or the gradient is not finite'
                         + (f', after {allowed} skipped steps' if allowed else '')
                         + f'. To print the batch of this step, run:\n  {show}\nThe checkpoints are from earlier steps. '
                         'If the data is correct, try a lower learning rate or optimizer.clip in another --workdir. To '
