@@ -189,7 +189,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
         teacher of the resumed run, or if the options do not fit the data or the devices.
     """
     with leader_first('data'):
-        vocabulary = directory.path if directory.resumed else vocabulary_from(config)
+        vocabulary = directory.path if directory.resumed else vocabulary_from(config, directory.asked)
         data = open_data(config, vocabulary, asked=directory.asked)
         directory.check_data(data)
     check_same_inputs(config, data)
