@@ -6,7 +6,6 @@ import importlib.machinery
 import importlib.util
 import json
 import logging
-import os
 import sys
 import threading
 import time
@@ -18,13 +17,13 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from analysis.compare import LOGS, SWEEP, RunRecord, read_curves, read_results, recorded_sweep, scored_metric
-from configs.checks import check_config, kind_problems, new_run_problems, written
+from configs.checks import check_config, kind_problems, new_run_problems, no_sweep, written
 from configs.options import ELSEWHERE, flatten, plain
 from configs.sweeps import Overrides, run_names
 from configs.tasks import goodness
 from configs.versions import VERSION
 from run_directory.records import EVALUATED, METRICS_FILE
-from runtime.errors import UserError, did_you_mean, faults_in, option_like
+from runtime.errors import UserError, faults_in, option_like
 from runtime.files import check_folder, expanded, write_text
 from runtime.process_setup import slow_imports
 
@@ -35,12 +34,11 @@ def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
     """Returns the runs that a sweep file defines for a recipe. Each run is a dict of overrides.
 
     Raises:
-      UserError: if the file does not exist or does not define a sweep.
+      UserError: if the file does not exist, does not define a sweep, or changes the config.
     """
     path = expanded(file)
     if not path.is_file():
-        shipped = (Path(__file__).parents[1] / 'configs' / 'sweeps').glob('[!_]*.py')
-        raise UserError(f'--sweep={path} does not exist{did_you_mean(str(path), map(os.path.relpath, shipped))}')
+        raise UserError(no_sweep(str(path)))
     # The file may have any extension, but importlib would choose the loader by the extension.
     loader = importlib.machinery.SourceFileLoader('sweep_file', str(path))
     spec = importlib.util.spec_from_loader(loader.name, loader)
@@ -50,8 +48,13 @@ def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
         loader.exec_module(module)
     if not callable(getattr(module, 'get_sweep', None)):
         raise UserError(f'--sweep={path} has no function get_sweep(config). configs/sweeps/__init__.py has an example')
+    copy = config.copy_and_resolve_references()
     with faults_in(str(path)):
-        sweep = module.get_sweep(config)
+        sweep = module.get_sweep(copy)
+    before = flatten(config)
+    if changed := {option: value for option, value in flatten(copy).items() if value != before.get(option)}:
+        raise UserError(f'--sweep={path}: get_sweep must not change the config, because the commands of the runs only '
+                        f'contain the overrides. Put these options into the overrides of each run: {written(changed)}')
     if not (isinstance(sweep, list | tuple) and sweep and all(map(_is_overrides, sweep))):
         raise UserError(f'--sweep={path}: get_sweep must return a list of at least one run, each a dict of overrides')
     return [{option: plain(value) for option, value in overrides.items()} for overrides in sweep]

@@ -1,13 +1,15 @@
 """Checks of a config. They run before data is read, a model is built or a file is written."""
 
+import difflib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from configs import recipes
+from configs import recipes, sweeps
 from configs.options import BEAM_METHODS, BY_NAME, DEFAULTS, decisive, flatten, kind_problem, plain
 from configs.rules import rules, warmup_steps
 from configs.tasks import TASKS
@@ -53,10 +55,21 @@ def config_from(flag: flags.FlagHolder,
 
 def no_recipe(path: str) -> str:
     """Returns the message for a --config that is not a file."""
+    return _no_file('config', path, 'recipe', 'configs/demo.py', recipes())
+
+
+def no_sweep(path: str) -> str:
+    """Returns the message for a --sweep that is not a file."""
+    return _no_file('sweep', path, 'sweep', 'configs/sweeps/seeds.py', sweeps.files())
+
+
+def _no_file(flag: str, path: str, kind: str, example: str, files: Iterable[Path]) -> str:
+    use = f'Use the file of a {kind}, for example {example}'
     if os.path.isdir(path):
-        return f'--config={path} is a folder. Use the file of a recipe, for example configs/demo.py'
-    near = did_you_mean(path if path.endswith('.py') else f'configs/{path}.py', map(os.path.relpath, recipes()))
-    return f'--config={path} does not exist{near or ". Use the file of a recipe, for example configs/demo.py"}'
+        return f'--{flag}={path} is a folder. {use}'
+    paths = {file.stem: os.path.relpath(file) for file in files}
+    near = difflib.get_close_matches(Path(path).stem, paths, n=1)
+    return f'--{flag}={path} does not exist' + (f': did you mean {paths[near[0]]}?' if near else f'. {use}')
 
 
 def check_config(config: ConfigDict) -> None:

@@ -3,7 +3,8 @@
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from model.build import build_model
 from model.ensemble import Ensemble
 from run_directory.checkpoints import Checkpoints, checkpoint_options
 from run_directory.initial import split_choice
-from run_directory.records import read_config
+from run_directory.records import lowered_options, read_config
 from runtime.cache import cache_folder
 from runtime.errors import UserError
 from runtime.files import expanded
@@ -32,6 +33,8 @@ from runtime.files import expanded
 VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # the options that determine the vocabulary
     'kind', 'vocab_size', 'joint', 'split_digits', 'normalization')))
 CAN_JOIN = ('translator', 'generator')  # values of `Task.answerer` for models that can be members of an ensemble
+
+log = logging.getLogger('allyouneed.train')
 
 
 class TrainedModel(NamedTuple):
@@ -148,11 +151,14 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
                         [model.steps for model in models], first.tokenizers, first.sizes)
 
 
-def vocabulary_from(config: ConfigDict) -> Path | None:
+def vocabulary_from(config: ConfigDict, asked: Collection[str] = ()) -> Path | None:
     """Returns the run directory from which a new run takes its tokenizers, or None if the new run learns tokenizers.
 
     With a teacher, this is the directory of the first teacher. Otherwise, it is the directory in
     config.train.init_from if config.train.init_vocabulary is True. Images and series have no vocabulary.
+
+    If that run lowered a tokenizer option because there was too little data, and the new run requests the same value,
+    `config` gets the lower value. `asked` are the options that the user set. Their values are not changed.
 
     Raises:
       UserError: if the new run and the run in that directory have different tasks or tokenizer options.
@@ -168,9 +174,15 @@ def vocabulary_from(config: ConfigDict) -> Path | None:
                'config.train.init_vocabulary=False')
     else:
         return None
-    required = flatten(read_config(path))
+    required, lowered = flatten(read_config(path)), lowered_options(path)
     for key, value in flatten(config).items():
-        if key in VOCABULARY and value != required[key]:
+        if key not in VOCABULARY or value == required[key]:
+            continue
+        if lowered.get(key) == value and key not in asked:
+            config.update_from_flattened_dict({key: required[key]})
+            log.info('config.%s=%r is used instead of %r, as in the run config.train.%s=%s, whose value was lowered: '
+                     'there was too little data', key, required[key], value, option, train[option])
+        else:
             raise UserError(f'config.{key}={value!r}: must be {required[key]!r}, as in the run '
                             f'config.train.{option}={train[option]}. {why}')
     return path

@@ -3,6 +3,7 @@
 Only one training at a time can use a run directory.
 """
 
+import contextlib
 import datetime
 import json
 import logging
@@ -48,6 +49,7 @@ TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teach
 LOCK = 'lock'
 OWNER = 'owner'  # the file with the lease, a line that identifies the training that uses the directory
 VISIBLE = 20  # maximum time, in seconds, that the other processes wait for a file that the leader has written
+READABLE = 5  # seconds for which the leader tries to read the lease again after an error
 # Files of a run. Other commands must not replace these files with their outputs.
 OWN = (CONFIG, CHANGES, EXPORTED, LOCK, OWNER, KEPT, METRICS_FILE, RECIPE, 'checkpoints')
 # Options that name the data and the teacher. Their values may change if the content is the same, which training checks.
@@ -184,6 +186,10 @@ class RunDirectory:
         if now and not before:
             raise UserError(f'config.train.teacher: the run in {self.path} began without a teacher. Remove this option '
                             'and config.train.teacher_checkpoint, or use another --workdir')
+        if before and not now:
+            teacher = read_saved_config(self.path)[0].train.teacher
+            raise UserError(f'config.train.teacher is not set, but the run in {self.path} began with a teacher. Set '
+                            f'config.train.teacher={teacher}, or use another --workdir')
         if now != before:
             raise UserError(f'the parameters of the teacher have changed since the run in {self.path} began. Restore '
                             'the previous teacher, or use another --workdir. If the teacher has been trained further, '
@@ -232,10 +238,7 @@ class RunDirectory:
 
     def _create(self, config: ConfigDict, data: Data, objective: Objective) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._hold()
-        if (self.path / CONFIG).exists():
-            raise UserError(f'--workdir={self.path}: another training has just started in this directory. Use another '
-                            '--workdir')
+        self._hold(new=True)
         data.keep(self.path / KEPT)
         self._record_inputs(data, objective)
         now = flatten(config)
@@ -277,7 +280,7 @@ class RunDirectory:
         """Raises UserError if a process cannot see the file OWNER that the leader has written to the run directory."""
         self._lease = from_leader('the lease', lambda: self._lease)
         deadline = time.monotonic() + VISIBLE
-        while not (visible := self._read_lease() == self._lease) and time.monotonic() < deadline:
+        while not (visible := self._visible_lease() == self._lease) and time.monotonic() < deadline:
             time.sleep(0.2)
         hosts = exchange(f'reading {self.path}', None if visible else socket.gethostname())
         if blind := [f'process {number} on {host}' for number, host in enumerate(hosts) if host]:
@@ -285,23 +288,42 @@ class RunDirectory:
                             'which process 0 has written. Use a directory on a file system that all processes share')
 
     def check_lease(self) -> None:
-        """Raises UserError if another training has taken over the directory.
+        """Raises UserError if another training has taken over the directory. Writes the lease again if it is missing.
 
-        This can happen only on file systems without locks.
+        Another training can take over the directory only on file systems without locks.
         """
         def check():
-            if (holder := self._read_lease()) != self._lease:
+            deadline = time.monotonic() + READABLE
+            while True:
+                try:
+                    holder = self._read_lease()
+                    break
+                except FileNotFoundError:  # some program has deleted the file. Another training would replace it
+                    return self._write_lease()
+                except OSError as error:  # may be temporary, such as ESTALE and EIO on network file systems
+                    if time.monotonic() > deadline:
+                        raise UserError(f'{self.path / OWNER} cannot be read: {error.strerror or error}. Without this '
+                                        'file, another training could use the same directory. Restore access to the '
+                                        'file, or delete it, then run the same command again') from error
+                    time.sleep(0.2)
+            if holder != self._lease:
                 raise UserError(f'{self.path} is now in use by another training ({holder or "unknown"}). This training '
                                 'stops without saving. Stop one of the two trainings, or use another --workdir')
 
         from_leader('the lease', check)
 
     def _read_lease(self) -> str:
-        """Returns the lease (the content of the file OWNER), or '' if the file cannot be read."""
-        try:
-            return ' '.join(read_bytes(self.path / OWNER).decode(errors='replace').split())
-        except OSError:
-            return ''
+        """Returns the lease (the content of the file OWNER). Raises OSError if the file cannot be read."""
+        return ' '.join(read_bytes(self.path / OWNER).decode(errors='replace').split())
+
+    def _visible_lease(self) -> str:
+        """Returns the lease, or '' if the file OWNER cannot be read."""
+        with contextlib.suppress(OSError):
+            return self._read_lease()
+        return ''
+
+    def _write_lease(self) -> None:
+        write_text(self.path / OWNER, f'{self._lease}\n')
 
     def close(self) -> None:
         """Releases the lock of the run directory."""
@@ -315,23 +337,29 @@ class RunDirectory:
     def __exit__(self, *exception) -> None:
         self.close()
 
-    def _hold(self) -> None:
+    def _hold(self, *, new: bool = False) -> None:
         """Locks the directory and writes the lease. The system releases the lock when the process ends or crashes.
 
         Some file systems have no locks, or no locks between machines. On such a file system, a later training can
         replace the lease of an earlier training. Then the earlier training stops (`check_lease`).
+
+        Raises:
+          UserError: if another training holds the lock, or `new` is True and another training has begun a run.
         """
         with naming(self.path / LOCK):
             try:
                 self._lock = lock_directory(self.path, LOCK, 'runs')
             except BlockingIOError:
-                raise UserError(f'{self.path} is in use by another training ({self._read_lease() or "unknown"}). Wait '
-                                'until that training ends, stop it, or use another --workdir') from None
+                raise UserError(f'{self.path} is in use by another training ({self._visible_lease() or "unknown"}). '
+                                'Wait until that training ends, stop it, or use another --workdir') from None
+        if new and (self.path / CONFIG).exists():  # checked before the lease of that training would be replaced
+            raise UserError(f'--workdir={self.path}: another training has just started in this directory. Use another '
+                            '--workdir')
         started = datetime.datetime.now().astimezone().isoformat(' ', timespec='seconds')
         lease = f'process {os.getpid()} on {socket.gethostname()}, started {started}, lease {uuid.uuid4().hex[:8]}'
         # As `_read_lease` returns it. A host name may contain several spaces, and bytes that are not UTF-8.
         self._lease = ' '.join(lease.encode(errors='backslashreplace').decode().split())
-        write_text(self.path / OWNER, f'{self._lease}\n')
+        self._write_lease()
 
 
 def check_same_inputs(config: ConfigDict, data: Data) -> None:

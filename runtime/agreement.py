@@ -17,7 +17,7 @@ import numpy as np
 from jax._src.distributed import global_state  # JAX has no public interface to its key-value store
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from runtime.errors import UserError
+from runtime.errors import AgreedError, UserError
 from runtime.rendezvous import Missing, Waiting, listed
 
 PATIENCE = 300  # seconds that a process waits for missing or slow processes; the flag --patience sets this value
@@ -87,7 +87,7 @@ def _collect(client: Any, prefix: str, purpose: str) -> list[Any]:
 def from_leader(purpose: str, decide: Callable[[], T]) -> T:
     """Calls `decide` only in the leader, and returns the result in every process. The result must be valid JSON.
 
-    If `decide` raises a UserError in the leader, every process raises this error.
+    If `decide` raises a UserError in the leader, every process raises an AgreedError with the same message.
     """
     if jax.process_count() == 1:
         return decide()
@@ -99,7 +99,7 @@ def from_leader(purpose: str, decide: Callable[[], T]) -> T:
             answer = {'error': str(error)}
     answer = exchange(purpose, answer)[0]
     if 'error' in answer:
-        raise UserError(answer['error'])
+        raise AgreedError(answer['error'])
     return answer['value']
 
 

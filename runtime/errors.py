@@ -4,14 +4,21 @@ import contextlib
 import difflib
 import errno
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 FULL_DISK = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+# The beginning of XLA's message if a device has too little memory, for a program or for NCCL.
+LITTLE_MEMORY = re.compile('RESOURCE_EXHAUSTED|[A-Z_]+: NCCL .*out of memory', re.DOTALL)
 
 
 class UserError(Exception):
     """An error in the user's input. The message states where the error is, what is wrong and how to fix it."""
+
+
+class AgreedError(UserError):
+    """A UserError that all processes of a job raise at the same point of the program."""
 
 
 def messages_of(check: Callable[[], object]) -> list[str]:
@@ -66,12 +73,14 @@ def little_memory_explained() -> Iterator[None]:
     """Runs the body. If the body fails because the host or a device has too little memory, raises a UserError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # JAX raises RuntimeError
-        if isinstance(error, RuntimeError) and not str(error).startswith('RESOURCE_EXHAUSTED'):
+    except (MemoryError, RuntimeError, ValueError) as error:  # JAX raises RuntimeError, and for NCCL also ValueError
+        if not isinstance(error, MemoryError) and (not LITTLE_MEMORY.match(str(error)) or full_disk(error)):
             raise
-        raise UserError(f'not enough memory ({first_line(error)}). Reduce the size of the batch (batch.tokens, '
-                        'batch.rows, --batch_size), the model (model.d_model, model.num_layers) or the search (--beam, '
-                        '--extra_length)') from error
+        advice = ('NCCL needs memory that JAX does not reserve. End other programs on this GPU, or set '
+                  'XLA_CLIENT_MEM_FRACTION to less than 0.75') if 'NCCL' in str(error) else (
+                  'Reduce the size of the batch (batch.tokens, batch.rows, --batch_size), the model (model.d_model, '
+                  'model.num_layers) or the search (--beam, --extra_length)')
+        raise UserError(f'not enough memory ({first_line(error)}). {advice}') from error
 
 
 @contextlib.contextmanager

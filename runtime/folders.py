@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from runtime.errors import UserError, full_disk
 from runtime.locks import locked
 
 UNFINISHED = '.building-'  # part of the names of temporary folders
+SUFFIX = '[a-z0-9_]{8}'  # the last part of these names, as tempfile.mkdtemp makes it
 ATTEMPTS = 100  # how often the parents of a folder are made again, if other processes remove them
 
 log = logging.getLogger('allyouneed.files')
@@ -88,7 +90,11 @@ def _remove_abandoned(parent: Path) -> None:
     Such folders are not locked, because the system releases a lock when the process that holds it ends.
     """
     for place in parent.glob(f'*{UNFINISHED}*'):
+        if not re.fullmatch(SUFFIX, place.name.rpartition(UNFINISHED)[2]):
+            continue
         try:
+            if any(path.name not in ('lock', 'content') for path in place.iterdir()):
+                continue  # a folder of the user, such as a run directory, which also has a file `lock`
             # create=False, because a new lock file would prevent the owner from removing the folder.
             lock = locked(place / 'lock', create=False)
         except FileNotFoundError:  # killed before the lock existed, so the folder is empty. A live owner tries again

@@ -26,7 +26,7 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 from runtime import agreement
 from runtime.agreement import is_leader
-from runtime.errors import UserError, first_line
+from runtime.errors import LITTLE_MEMORY, AgreedError, UserError, first_line, little_memory_explained
 from runtime.rendezvous import Missing, meet
 from runtime.stopping import STOPPED
 
@@ -78,6 +78,9 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
                    'cluster_detection_method': 'deactivate'}
         log.info('process %d of %d joins the job at %s', number, count, address)
     _explain_abort()
+    # JAX's preemption service would replace the handler of SIGTERM. It only records the signal, for a function of JAX
+    # that train.py does not use. So a signal that arrives before StopSignals takes effect would be lost.
+    jax.config.update('jax_enable_preemption_service', False)
     try:
         if address and count and number is not None:
             meet(host, port, count, number, patience)
@@ -127,7 +130,7 @@ def refuse_unequal_devices() -> None:
 def lost(error: BaseException | None) -> bool:
     """Returns whether `error` occurred because another process of the job has ended or does not respond."""
     text = communication_error(error)
-    return bool(text) and not PERMANENT.search(text)
+    return bool(text) and not PERMANENT.search(text) and not LITTLE_MEMORY.match(text)
 
 
 def communication_error(error: BaseException | None) -> str:
@@ -147,28 +150,44 @@ def ending_together() -> Iterator[None]:
 
     If the connection to another process breaks, this process exits at once with the status STOPPED, so that a scheduler
     starts the job again. Any other error is raised. The shutdown after such an error may wait for the other processes
-    forever. So if this process is still running after SHUTDOWN seconds, it exits with status 2. Has no effect on a
-    process that runs alone.
+    forever. So if this process is still running after SHUTDOWN seconds, it exits with status 2. After an AgreedError,
+    all processes end, so this process may finish a background save without a time limit. Has no effect on a process
+    that runs alone.
 
     Raises:
-      UserError: if NCCL reports that the job is set up wrongly.
+      UserError: if NCCL reports that the job is set up wrongly, or if a device has too little memory.
     """
-    try:
+    if global_state.client is None:  # this process runs alone
         yield
+        return
+    try:
+        with little_memory_explained(), _setup_explained():
+            yield
     except Exception as error:
-        if global_state.client is not None:  # there are several processes
-            if isinstance(error, Missing) or lost(error):
-                _leave(f'another process of this job is lost ({first_line(error)}). {RESUME}', STOPPED)
+        if isinstance(error, Missing) or lost(error):
+            _leave(f'another process of this job is lost ({first_line(error)}). {RESUME}', STOPPED)
+        if not isinstance(error, AgreedError):
+            text = str(error) if isinstance(error, UserError) else first_line(error)
             timer = threading.Timer(SHUTDOWN, _leave, [
-                f'the other processes have not ended {SHUTDOWN} s after this error: {first_line(error)}', 2])
+                f'the other processes have not ended {SHUTDOWN} s after this error: {text}', 2])
             timer.daemon = True
             timer.start()
-            text = communication_error(error)
-            if PERMANENT.search(text) and not isinstance(error, UserError):
-                raise UserError(f'the processes of this job cannot communicate ({text.splitlines()[0]}). Give every '
-                                'process its own GPUs (CUDA_VISIBLE_DEVICES), and run with NCCL_DEBUG=WARN for details'
-                                ) from error
         raise
+
+
+@contextlib.contextmanager
+def _setup_explained() -> Iterator[None]:
+    """Runs the body. Raises UserError if NCCL reports that the job is set up wrongly."""
+    try:
+        yield
+    except UserError:
+        raise  # an outer `ending_together` receives the error that an inner one has explained
+    except Exception as error:
+        text = communication_error(error)
+        if not PERMANENT.search(text):
+            raise
+        raise UserError(f'the processes of this job cannot communicate ({text.splitlines()[0]}). Give every process '
+                        'its own GPUs (CUDA_VISIBLE_DEVICES), and run with NCCL_DEBUG=WARN for details') from error
 
 
 def _explain_abort() -> None:

@@ -26,6 +26,7 @@ from input_pipeline.array_batches import ArrayPlan
 from model.build import build_model
 from run_directory.checkpoints import Checkpoints
 from run_directory.progress import due_at
+from run_directory.records import read_metrics
 from runtime import preemption
 from runtime.errors import UserError, full_disk, full_disk_explained
 from runtime.stopping import SAME_REQUEST
@@ -285,6 +286,21 @@ def test_metrics_on_a_full_disk(tmp_path, monkeypatch, number):
     monkeypatch.setattr(writer._events, 'flush', full)
     with pytest.raises(UserError, match=f'metrics.jsonl .* cannot be written: {os.strerror(number)}. The checkpoints'):
         writer.write(1, {'loss': 1.0})
+
+
+def test_a_background_save_that_has_failed_is_reported_at_the_next_log_line(copy, cache, monkeypatch):
+    def fail():
+        raise UserError('the disk is full')
+
+    def failing(self, *arguments, save=Checkpoints.save, **options):
+        save(self, *arguments, **options)
+        self.wait()
+        self.wait = fail
+
+    monkeypatch.setattr(Checkpoints, 'save', failing)
+    with pytest.raises(UserError, match='the disk is full'):  # saves step 10, and otherwise only step 12
+        start(copy, tiny_config(cache, checkpoint__every=10, eval__every=1000, train__log_every=1))
+    assert read_metrics(copy)[-1]['step'] == 11
 
 
 def test_the_words_of_a_library_around_the_system_s_error_are_understood():

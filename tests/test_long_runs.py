@@ -19,13 +19,15 @@ from tests.tiny_run import log, outcome, start, steps, tiny_config  # noqa: F401
 from training import loop, profiling
 
 
-@pytest.mark.slow
-def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
+@pytest.mark.parametrize('minutes, last, expected', [
+    (0.3, 3, [1, 2, 3]), pytest.param(1.0, 12, [3, 6, 9, 12], marks=pytest.mark.slow)])
+def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch, minutes, last, expected):
     clock = itertools.count(0.0, 20.0).__next__  # read before the first step, in each step and after each save
     monkeypatch.setattr(loop, 'time', types.SimpleNamespace(monotonic=clock, perf_counter=time.perf_counter))
-    start(tmp_path / 'run', tiny_config(cache, checkpoint__every=1000, checkpoint__every_minutes=1.0,
-                                        checkpoint__keep_last=99, eval__every=1000))
-    assert steps(tmp_path / 'run') == [3, 6, 9, 12]
+    start(tmp_path / 'run', tiny_config(cache, checkpoint__every=1000, checkpoint__every_minutes=minutes,
+                                        checkpoint__keep_last=99, eval__every=1000, train__steps=last,
+                                        optimizer__warmup=1))
+    assert steps(tmp_path / 'run') == expected
 
 
 @pytest.mark.slow

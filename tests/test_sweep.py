@@ -24,6 +24,7 @@ from configs import demo, pendulum
 from configs.options import flatten
 from configs.sweeps import over, product, seeds
 from input_pipeline import problems
+from runtime.errors import UserError
 from runtime.executors import FULL, Job, Local
 from runtime.stopping import STOPPED
 from tests.sweep_bench import (  # noqa: F401 (a fixture)
@@ -254,6 +255,18 @@ def test_mistakes_are_explained(bench, grid, expected):
     (bench / 'grid.py').write_text(f'def get_sweep(config):\n    return {grid}\n')
     done = subprocess.run(arguments, cwd=bench, capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
     assert done.returncode == 2 and expected in done.stderr and not (bench / 'out').exists()
+
+
+@pytest.mark.parametrize('file, message', [
+    ('configs/sweeps', 'is a folder. Use the file of a sweep, for example configs/sweeps/seeds.py'),
+    ('positions', 'does not exist: did you mean configs/sweeps/positions.py?'),
+    ('configs/sweeps/table3', 'does not exist: did you mean configs/sweeps/table3.py?'),
+    ('configs/sweeps/postions.py', 'does not exist: did you mean configs/sweeps/positions.py?'),
+    ('nothing_like_it', 'does not exist. Use the file of a sweep, for example configs/sweeps/seeds.py')])
+def test_a_flag_that_is_no_sweep_file_is_explained(monkeypatch, file, message):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(UserError, match=f'^{re.escape(f"--sweep={file} {message}")}$'):
+        read_sweep(file, demo.get_config())
 
 
 def test_a_flag_of_an_option_that_the_sweep_sets_in_every_run_is_warned_of(bench):

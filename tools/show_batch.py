@@ -42,8 +42,8 @@ def main() -> None:
     config = read_config(run) if run else config_from(CONFIG_FLAG)
     if problem := Between(0, MOST_STEPS).problem(STEP.value):
         raise UserError(f'--step={STEP.value} {problem}')
-    data = open_data(config, run or vocabulary_from(config),
-                     asked=() if run else config_flags.get_override_values(flags.FLAGS['config']))
+    asked = () if run else config_flags.get_override_values(flags.FLAGS['config'])
+    data = open_data(config, run or vocabulary_from(config, asked), asked=asked)
     plan = data.plan('train')
     batch = plan.batch(STEP.value)
     epoch, index = divmod(STEP.value, len(plan))

@@ -47,7 +47,7 @@ from run_directory.trained import vocabulary_from
 from run_directory.workdir import RunDirectory, check_same_inputs
 from runtime.agreement import Greatest, from_leader
 from runtime.cache import cache_folder, use_compilation_cache
-from runtime.errors import UserError
+from runtime.errors import AgreedError, UserError
 from runtime.files import expanded
 from runtime.memory import peak_resident
 from runtime.once import log_once, warn_once
@@ -189,7 +189,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
         teacher of the resumed run, or if the options do not fit the data or the devices.
     """
     with leader_first('data'):
-        vocabulary = directory.path if directory.resumed else vocabulary_from(config)
+        vocabulary = directory.path if directory.resumed else vocabulary_from(config, directory.asked)
         data = open_data(config, vocabulary, asked=directory.asked)
         directory.check_data(data)
     check_same_inputs(config, data)
@@ -248,9 +248,11 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
         progress = judge(progress, checkpoints.values[first], config)
     elif first and (first >= last or due_at(first, config).evaluate):
         progress = judge(progress, evaluate_saved(parts, first, state, checkpoints, metrics, stop), config)
-        if first >= last and progress.sums:  # config.train.steps was lowered, so this step was not logged as the last
+        # This step was not logged as the last step, because config.train.steps was lowered, or the evaluation that ends
+        # the training was interrupted.
+        if progress.sums and (first >= last or progress.stopped):
             with show_bar(first, last) as bar:
-                log_step(parts, first, progress, metrics, bar)
+                log_step(parts, first, progress, metrics, bar, rate=first < last)
     if first >= last or progress.stopped:
         log.info('%s', finished_message(first, config))
         return
@@ -275,7 +277,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
             # With several processes, `minutes` and `requested` are the values of the previous step. If the previous
             # step was saved, `minutes` is ignored, but a request to stop is not.
             due = due_at(step, config, minutes=0.0 if just_saved else minutes, stop_requested=bool(requested))
-            just_saved = due.save
+            just_saved = due.save and jax.process_count() > 1
             if due.log or due.save or due.stop:
                 parts.directory.check_lease()
                 progress = count_skipped(progress, step, sums, parts)
@@ -300,6 +302,8 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
                 began = time.perf_counter()  # saving and evaluating are not timed
                 remaining.restart()
             if progress.stopped:
+                if progress.sums:  # logs the last step also if config.train.log_every does not divide it
+                    log_step(parts, step, progress, metrics, bar)
                 log.info('stopped at step %d: validation_%s has not improved for %d evaluations',
                          step, config.eval.metric, config.eval.patience)
                 break
@@ -325,14 +329,14 @@ def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingPart
     An update is skipped if the loss or the gradient is not finite (NaN or infinite).
 
     Raises:
-      UserError: if more than config.train.skip_nonfinite steps were skipped.
+      AgreedError: if more than config.train.skip_nonfinite steps were skipped.
     """
     if not int(sums.skipped):
         return progress
     skipped, allowed = progress.skipped + 1, parts.config.train.skip_nonfinite
     show = f'python -m tools.show_batch --workdir={shlex.quote(str(parts.directory.path))} --step={step - 1}'
     if skipped > allowed:
-        raise UserError(f'step {step}: the loss or the gradient is not finite'
+        raise AgreedError(f'step {step}: the loss or the gradient is not finite'
                         + (f', after {allowed} skipped steps' if allowed else '')
                         + f'. To print the batch of this step, run:\n  {show}\nThe checkpoints are from earlier steps. '
                         'If the data is correct, try a lower learning rate or optimizer.clip in another --workdir. To '
@@ -356,15 +360,19 @@ def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progr
                                seconds=progress.seconds + seconds)
 
 
-def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metrics, bar: ProgressBar) -> None:
-    """Writes metrics of the steps since the previous call: mean losses, learning rate, speed, epoch, skipped steps."""
+def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metrics, bar: ProgressBar, *,
+             rate: bool = True) -> None:
+    """Writes metrics of the steps since the previous call: mean losses, learning rate, speed, epoch, skipped steps.
+
+    `rate` is False if the learning rate of `step` is unknown, because the step was made with another schedule.
+    """
     assert progress.sums is not None, 'sums are added up before they are logged'
     total = Sums(**progress.sums)
     means = total.means('train_') if total.tokens else {}  # empty if every step was skipped
     speed = total.tokens / progress.seconds
-    rate = float(np.asarray(parts.schedule(step - 1)))
-    metrics.write(step, means | {'learning_rate': rate, 'tokens_per_second': speed, 'epoch': step / len(parts.plan),
-                                 'skipped_steps': progress.skipped})
+    rates = {'learning_rate': float(np.asarray(parts.schedule(step - 1)))} if rate else {}
+    metrics.write(step, means | rates | {'tokens_per_second': speed, 'epoch': step / len(parts.plan),
+                                         'skipped_steps': progress.skipped})
     bar.set_postfix(loss=f'{means.get("train_loss", np.nan):.3f}', tokens_per_s=f'{speed:,.0f}')
 
 

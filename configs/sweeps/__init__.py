@@ -1,9 +1,9 @@
 """Sweeps: several runs of a recipe with different options. This module has the functions that build sweeps.
 
 Each other file of this folder is one sweep. A sweep file has a function `get_sweep(config)`. Its argument is the config
-of the recipe, and its result is a sweep. A sweep is a list with one dict of overrides for each run, such as
-{'model.num_heads': 2, 'seed': 1}. Because sweeps are plain lists of dicts, `+` joins two sweeps, and a list
-comprehension selects runs. The sweep [{}] is the recipe without overrides.
+of the recipe, which it must not change, and its result is a sweep. A sweep is a list with one dict of overrides for
+each run, such as {'model.num_heads': 2, 'seed': 1}. Because sweeps are plain lists of dicts, `+` joins two sweeps, and
+a list comprehension selects runs. The sweep [{}] is the recipe without overrides.
 
     from configs.sweeps import over, product, seeds
 
@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from runtime.errors import UserError
@@ -23,6 +24,11 @@ Overrides = dict[str, Any]  # {'model.num_heads': 2, ...}
 Sweep = list[Overrides]
 
 MOST_LETTERS = 160  # maximum length of a name. File systems allow 255 bytes, and names get suffixes
+
+
+def files() -> list[Path]:
+    """Returns the sweep files of this folder."""
+    return sorted(Path(__file__).parent.glob('[!_]*.py'))
 
 
 def over(option: str, values: Iterable[Any]) -> Sweep:

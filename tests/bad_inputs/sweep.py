@@ -95,6 +95,8 @@ QUICK = [
     Case(DEMO + '--sweep={here}/grid.py --dry_run', '', {'grid.py': (
         'from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass Run:\n    seed: int\n'
         + returning('[dataclasses.asdict(Run(1))]'))}, status=0),
+    sweep('def get_sweep(config):\n    config.model.num_layers = 3\n    return [{"seed": 1}]\n',
+          "grid.py: get_sweep must not change the config", "{{'model.num_layers': 3}}"),
     sweep(returning('None'), 'grid.py'),
     sweep(returning('[]'), 'grid.py'),
     sweep(returning('3'), 'grid.py'),

@@ -326,6 +326,7 @@ def test_every_number_has_a_bound_and_every_word_its_choices():
     ([], '--config is missing. Set it to a recipe, for example --config=configs/demo.py'),
     (['--config='], '--config is missing. Set it to a recipe'),
     (['--config=configs/dmeo.py'], '--config=configs/dmeo.py does not exist: did you mean configs/demo.py?'),
+    (['--config=configs/demo'], '--config=configs/demo does not exist: did you mean configs/demo.py?'),
     (['--config=nothing_like_it.py'], 'does not exist. Use the file of a recipe, for example configs/demo.py'),
     ([f'--config={ROOT}/configs/multi30k.py'], "config.data.dir='': must name the folder of the files"),
 ])

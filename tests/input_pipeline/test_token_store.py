@@ -271,8 +271,9 @@ def test_a_file_system_without_locks_will_do(tokenizers, tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, 'No locks available')
 
     monkeypatch.setattr(fcntl, 'flock', no_locks)
-    (tmp_path / 'tokens' / 'x.building-y').mkdir(parents=True)
-    (tmp_path / 'tokens' / 'x.building-y' / 'lock').touch()  # every builder makes it, also where it cannot be locked
+    unfinished = tmp_path / 'tokens' / 'x.building-abcdefgh'
+    unfinished.mkdir(parents=True)
+    (unfinished / 'lock').touch()  # every builder makes it, also where it cannot be locked
     assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
     assert len(stores(tmp_path)) == 2  # another process may be building this folder
 

@@ -244,6 +244,30 @@ damage.checksums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_all_processes_after_the_background_save(cache, tmp_path):
+    slow = '''
+from input_pipeline.array_batches import ArrayPlan
+from run_directory.checkpoints import Checkpoints
+from runtime import processes
+processes.SHUTDOWN = 1
+batch, close = ArrayPlan.batch, Checkpoints.close
+def poisoned(self, step, *part):
+    made = batch(self, step, *part)
+    if step == 7 and self._split == 'train':
+        made['weights'][0] = float('nan')
+    return made
+ArrayPlan.batch = poisoned
+Checkpoints.close = lambda self: (time.sleep(3), close(self))
+'''
+    with Job(2, sabotaged(slow, tmp_path / 'run', cache), tmp_path / 'logs') as job:
+        assert job.end() == [2, 2], job.output(0) + job.output(1)
+        for number in (0, 1):
+            assert 'step 8: the loss or the gradient is not finite' in job.output(number)
+            assert 'tools.show_batch' in job.output(number) and 'have not ended' not in job.output(number)
+    assert steps(tmp_path / 'run')[-1] == 6
+
+
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_one_step_or_one_batch_later(whole, cache, tmp_path):
     at_step_7 = '''
 from training import compiled

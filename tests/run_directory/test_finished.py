@@ -1,7 +1,9 @@
 """A finished run is recognised from its records. To report it, nothing is read, compiled or imported."""
 
+import dataclasses
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -63,7 +65,9 @@ def test_fewer_steps_than_a_finished_run_has_made_are_not_recorded(whole, tmp_pa
 
 def test_fewer_steps_that_finish_a_run_are_recorded(copy, cache, log):
     start(copy, tiny_config(cache, train__steps=9))  # evaluates step 9, the last checkpoint
-    assert [line['step'] for line in read_metrics(copy) if 'train_loss' in line] == [5, 9]
+    lines = [line for line in read_metrics(copy) if 'train_loss' in line]
+    assert [line['step'] for line in lines] == [5, 9]
+    assert 'learning_rate' not in lines[-1], 'step 9 was made with the schedule of more steps'
     config = json.loads((copy / 'config.json').read_text())
     config['train']['steps'] = 12
     (copy / 'config.json').write_text(json.dumps(config))
@@ -71,6 +75,20 @@ def test_fewer_steps_that_finish_a_run_are_recorded(copy, cache, log):
     start(copy, tiny_config(cache, train__steps=6))
     assert 'this run is finished, at step 9' in log.text and 'because' not in log.text
     assert read_config(copy).train.steps == 6
+
+
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize('interrupted', [False, True], ids=['at once', 'after an interrupted evaluation'])
+def test_the_last_step_of_a_training_that_stops_early_is_logged(copy, cache, monkeypatch, interrupted):
+    config = tiny_config(cache, train__steps=20, train__log_every=50, eval__every=11, checkpoint__every=50)
+    if interrupted:
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr(loop, 'evaluate_saved', lambda *_: sys.exit(75))
+            start(copy, config)
+    monkeypatch.setattr(loop, 'judge', lambda progress, *_: dataclasses.replace(progress, stopped=True))
+    start(copy, config)
+    line = [line for line in read_metrics(copy) if 'train_loss' in line][-1]
+    assert line['step'] == 11 == steps(copy)[-1] and 'learning_rate' in line
 
 
 @pytest.mark.slow

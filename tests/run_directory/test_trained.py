@@ -8,7 +8,8 @@ import pytest
 from configs import recipe
 from input_pipeline.kept_data import KEPT, SIZES
 from model.build import build_model
-from run_directory.trained import make_model
+from run_directory.records import LOWERED
+from run_directory.trained import make_model, vocabulary_from
 from runtime.errors import UserError
 from tests import random_run
 from tests.model.helpers import random_params
@@ -25,3 +26,22 @@ def test_parameters_are_checked_again_if_the_inputs_have_another_shape(tmp_path,
     path.write_text(json.dumps(sizes | {'shape': [16, 8, 1]}))
     with pytest.raises(UserError, match='config.json and data/sizes.json do not fit the checkpoint'):
         make_model(tmp_path, config, params, [1])
+
+
+@pytest.mark.parametrize('option', ['teacher', 'init_from'])
+def test_a_lowered_size_of_the_vocabulary_is_also_the_size_of_a_student_with_the_same_recipe(tmp_path, caplog, option):
+    theirs, size = recipe('demo'), 'data.tokenizer.vocab_size'
+    requested, theirs.data.tokenizer.vocab_size = theirs.data.tokenizer.vocab_size, 900
+    (tmp_path / KEPT).mkdir()
+    (tmp_path / 'config.json').write_text(theirs.to_json())
+    (tmp_path / LOWERED).write_text(json.dumps({size: requested}))
+    caplog.set_level('INFO', logger='allyouneed')
+    config = recipe('demo')
+    config.train[option] = str(tmp_path)
+    with pytest.raises(UserError, match=f'{size}={requested}: must be 900, as in the run config.train.{option}='):
+        vocabulary_from(config, asked=[size])
+    assert vocabulary_from(config) == tmp_path and config.data.tokenizer.vocab_size == 900
+    assert f'config.{size}=900 is used instead of {requested}, as in the run config.train.{option}=' in caplog.text
+    config.data.tokenizer.vocab_size = requested + 1
+    with pytest.raises(UserError, match=f'{size}={requested + 1}: must be 900'):
+        vocabulary_from(config)

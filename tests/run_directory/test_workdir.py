@@ -1,5 +1,6 @@
 """A run directory that another run uses, or that was begun with another config or other data."""
 
+import errno
 import fcntl
 import json
 import os
@@ -86,7 +87,7 @@ def test_a_teacher_cannot_be_added_to_a_run(copy, cache):
             directory.check_objective(jax.tree_util.Partial(lambda *_: None, {'w': jnp.ones(3)}))
 
 
-def test_an_imported_run_keeps_the_fingerprints_of_its_first_data_and_its_teacher(copy, cache):
+def test_an_imported_run_keeps_the_fingerprints_of_its_first_data_and_its_teacher(copy, cache, monkeypatch):
     path, config = copy / 'data' / 'fingerprints.json', tiny_config(cache)
     before = json.loads(path.read_text())
     path.write_text('{}')  # as an import writes it
@@ -98,6 +99,10 @@ def test_an_imported_run_keeps_the_fingerprints_of_its_first_data_and_its_teache
     with RunDirectory(str(copy), config) as directory:
         directory.check_objective(objective)
         with pytest.raises(UserError, match='parameters of the teacher have changed since'):
+            directory.check_objective(jax.tree_util.Partial(lambda *_: None, {'w': jnp.zeros(3)}))
+        recorded = tiny_config(cache, train__teacher='runs/big')  # an option of runs that read text
+        monkeypatch.setattr(run_directory, 'read_saved_config', lambda _: (recorded, set()))
+        with pytest.raises(UserError, match='run in .* began with a teacher. Set config.train.teacher=runs/big, or'):
             directory.check_objective(lambda *_: None)
 
 
@@ -159,6 +164,44 @@ def test_the_lease_is_checked_where_there_are_no_locks(copy, cache):
         (copy / 'owner').write_text('process 7 on elsewhere')
         with pytest.raises(UserError, match='now in use by another training .process 7 on elsewhere.. This train'):
             directory.check_lease()
+
+
+def test_a_lease_that_cannot_be_read_is_not_another_training(copy, cache, monkeypatch):
+    errors = []
+
+    def read_bytes(path, read=run_directory.read_bytes):
+        if errors:
+            raise errors.pop(0)
+        return read(path)
+
+    with RunDirectory(str(copy), tiny_config(cache)) as directory:
+        monkeypatch.setattr(run_directory, 'read_bytes', read_bytes)
+        errors.append(OSError(errno.ESTALE, 'Stale file handle'))
+        directory.check_lease()
+        assert not errors
+        monkeypatch.setattr(run_directory, 'READABLE', 0)
+        errors.extend(OSError(errno.EIO, 'Input/output error') for _ in range(5))
+        with pytest.raises(UserError, match=f'{copy}/owner cannot be read: Input/output error'):
+            directory.check_lease()
+        errors.clear()
+        before = (copy / 'owner').read_text()
+        (copy / 'owner').unlink()
+        directory.check_lease()
+        assert (copy / 'owner').read_text() == before
+
+
+def test_of_two_new_runs_the_first_continues_if_there_are_no_locks(tmp_path, cache, monkeypatch):
+    def flock(*_):
+        raise OSError(95, 'Operation not supported')
+
+    monkeypatch.setattr(fcntl, 'flock', flock)
+    config = tiny_config(cache)
+    data, run = open_data(config), str(tmp_path / 'run')
+    with RunDirectory(run, config) as first, RunDirectory(run, config) as second:
+        first.claim(config, data, lambda *_: None)
+        with pytest.raises(UserError, match='another training has just started in this directory'):
+            second.claim(config, data, lambda *_: None)
+        first.check_lease()
 
 
 def test_a_host_name_may_contain_spaces_and_bytes_that_are_not_utf_8(copy, cache, monkeypatch):

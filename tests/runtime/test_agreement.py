@@ -1,17 +1,21 @@
 """The loss of other processes, tested in a single process. tests/launch/test_processes.py tests real processes."""
 
 import os
+import signal
+import subprocess
 import sys
 import types
 
 import jax
 import pytest
 
+from benchmarks.processes import free_port
 from run_directory import checkpoints
 from run_directory.damage import Damaged, damage_agreed
 from runtime import agreement, processes
 from runtime.agreement import different, exchange, from_leader
-from runtime.errors import UserError
+from runtime.errors import AgreedError, UserError
+from tests.scripts import ROOT
 
 
 @pytest.fixture
@@ -48,6 +52,39 @@ def test_a_lost_process_ends_this_one_with_75(several, monkeypatch):
             raise error
     assert [status for _, status in left] == [75, 75]
     assert all('another process of this job is lost' in why for why, _ in left)
+
+
+@pytest.mark.parametrize('kind', [jax.errors.JaxRuntimeError, ValueError])
+def test_too_little_memory_in_a_collective_is_no_lost_process(several, monkeypatch, kind):
+    """Status 75 would start the job again, up to 100 times."""
+    left = []
+    monkeypatch.setattr(processes, '_leave', lambda reason, status: pytest.fail(reason))
+    monkeypatch.setattr(processes.threading.Timer, 'start', lambda timer: left.append(timer.args))
+    with pytest.raises(UserError, match='not enough memory .*ncclCommInitRankConfig.*XLA_CLIENT_MEM_FRACTION'), \
+            processes.ending_together(), processes.ending_together():  # train.py and the loop
+        raise kind(NCCL.format('unhandled cuda error', "Cuda failure 2 'out of memory'"))
+    assert [status for _, status in left] == [2, 2] and 'XLA_CLIENT_MEM_FRACTION' in left[0][0]
+    assert not processes.lost(jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: 9 GB for the peer'))
+
+
+def test_an_error_of_all_processes_does_not_limit_the_time_of_a_background_save(several, monkeypatch):
+    left = []
+    monkeypatch.setattr(processes.threading.Timer, 'start', lambda timer: left.append(timer.args))
+    monkeypatch.setattr(jax, 'process_count', lambda: 2)
+    monkeypatch.setattr(agreement, 'exchange', lambda _, value: [value, value])
+    with pytest.raises(AgreedError, match='wrong'), processes.ending_together():
+        from_leader('', fail)
+    assert not left
+    with pytest.raises(UserError, match='wrong'), processes.ending_together():
+        fail()
+    assert [(text.partition(': ')[2], status) for text, status in left] == [('wrong\nTo fix it, run:', 2)]
+
+
+def test_sigterm_takes_effect_between_the_connection_and_the_handlers_of_the_training():
+    code = ('import os, signal; from runtime.processes import connect\n'
+            f'connect("localhost:{free_port()}", 1, 0)\n'
+            'os.kill(os.getpid(), signal.SIGTERM)')
+    assert subprocess.run([sys.executable, '-c', code], cwd=ROOT, timeout=600).returncode == -signal.SIGTERM
 
 
 def test_a_process_is_left_with_its_status_even_if_stderr_cannot_be_written(monkeypatch):
@@ -104,4 +141,4 @@ def test_the_error_without_an_answer_mentions_that_process_0_may_wait_for_anothe
 
 
 def fail():
-    raise UserError('wrong')
+    raise UserError('wrong\nTo fix it, run:')

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -123,9 +124,11 @@ def test_little_memory_is_reported_with_the_sizes_to_lower(error):
         raise error
 
 
-def test_another_fault_is_not_called_little_memory():
-    with pytest.raises(RuntimeError, match='^ours$'), little_memory_explained():
-        raise RuntimeError('ours')
+@pytest.mark.parametrize('kind', [RuntimeError, ValueError])
+@pytest.mark.parametrize('text', ['ours', 'RESOURCE_EXHAUSTED: Error writing "/a": No space left on device'])
+def test_another_fault_is_not_called_little_memory(kind, text):
+    with pytest.raises(kind, match=f'^{re.escape(text)}$'), little_memory_explained():
+        raise kind(text)
 
 
 def test_a_state_larger_than_the_machine_is_refused():

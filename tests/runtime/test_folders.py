@@ -10,7 +10,7 @@ from runtime.folders import UNFINISHED, written_folder
 
 
 def test_what_killed_processes_left_is_removed(tmp_path):
-    before_the_lock, after_the_lock = (tmp_path / f'{name}{UNFINISHED}x' for name in ('one', 'two'))
+    before_the_lock, after_the_lock = (tmp_path / f'{name}{UNFINISHED}ab_4567z' for name in ('one', 'two'))
     for folder in before_the_lock, after_the_lock:
         folder.mkdir()
     (after_the_lock / 'lock').touch()
@@ -20,6 +20,16 @@ def test_what_killed_processes_left_is_removed(tmp_path):
         with written_folder(tmp_path / 'other'):  # a folder in use is not removed
             assert temporary.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ['new', 'other']
+
+
+@pytest.mark.parametrize('name', ['lm.building-blocks', 'lm.building-material'])  # 6 and 8 letters at the end
+def test_a_run_directory_with_a_similar_name_is_not_removed(tmp_path, name):
+    (tmp_path / name).mkdir()
+    for file in ('lock', 'config.json') if name.endswith('material') else ('lock',):
+        (tmp_path / name / file).touch()
+    with written_folder(tmp_path / 'new'):
+        pass
+    assert (tmp_path / name / 'lock').exists()
 
 
 def test_parents_that_a_failing_process_removes_are_made_again(tmp_path, monkeypatch):

@@ -60,18 +60,26 @@ def test_the_worked_value_of_the_divergence():
     assert float(divergence(other, one)) == pytest.approx(0.36806, abs=1e-5)
 
 
+def noisy_pass(module, params, batch, key):
+    """Returns the log-probabilities of a pass with dropout, and the loss that the module sows."""
+    logits, sown = module.apply({'params': params}, batch['inputs']['inputs'], deterministic=False,
+                                rngs={'dropout': key}, mutable=['losses'])
+    return log_softmax(logits), float(sown['losses']['balance'][0])
+
+
 def test_r_drop_is_its_definition():
-    batch, module = batch_of(), Noisy()
+    batch, module = batch_of(), Noisy(sows=3.0)
     params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
     sums = R_DROP(forward(module), params, batch, jax.random.key(3))
-    log_p, log_q = (log_softmax(module.apply({'params': params}, batch['inputs']['inputs'], deterministic=False,
-                                             rngs={'dropout': key})) for key in jax.random.split(jax.random.key(3)))
+    (log_p, sown_p), (log_q, sown_q) = (noisy_pass(module, params, batch, key)
+                                        for key in jax.random.split(jax.random.key(3)))
+    assert min(sown_p, sown_q) > 0.1
     assert np.abs(log_p - log_q).max() > 0.1
     smooth = 0.9 * np.eye(5)[batch['targets']] + 0.1 / 5
     cross = -(smooth * (log_p + log_q)).sum(axis=-1)
     apart = (np.exp(log_p) * (log_p - log_q) + np.exp(log_q) * (log_q - log_p)).sum(axis=-1) / 2
     weights = np.asarray(batch['weights'], np.float64)
-    assert float(sums.loss) == pytest.approx(((cross + 5 * apart) * weights).sum(), rel=1e-5)
+    assert float(sums.loss) == pytest.approx(((cross + 5 * apart + sown_p + sown_q) * weights).sum(), rel=1e-5)
     assert float(sums.others['divergence']) == pytest.approx((apart * weights).sum(), rel=1e-5)
     assert sums.tokens == weights.sum()
     right = sum((each.argmax(axis=-1) == batch['targets']) @ weights for each in (log_p, log_q)) / 2
@@ -79,19 +87,19 @@ def test_r_drop_is_its_definition():
 
 
 def test_simcut_is_its_definition():
-    batch, module = batch_of(), Noisy()
+    batch, module = batch_of(), Noisy(sows=3.0)
     params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
     sums = SIMCUT(forward(module), params, batch, jax.random.key(3))
     whole_key, cut_key = jax.random.split(jax.random.key(3))
-    log_p, log_q = (log_softmax(each.apply({'params': params}, batch['inputs']['inputs'], deterministic=False,
-                                           rngs={'dropout': key}))
-                    for each, key in ((module, whole_key), (Noisy(word_dropout=0.4), cut_key)))
+    (log_p, sown), (log_q, _) = (noisy_pass(each, params, batch, key) for each, key in (
+        (module, whole_key), (Noisy(sows=3.0, word_dropout=0.4), cut_key)))
+    assert sown > 0.1
     smooth = 0.9 * np.eye(5)[batch['targets']] + 0.1 / 5
     cross = -(smooth * log_p).sum(axis=-1)
     apart = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
     weights = np.asarray(batch['weights'], np.float64)
     assert (apart * weights).sum() > 0.1
-    assert float(sums.loss) == pytest.approx(((cross + 3 * apart) * weights).sum(), rel=1e-5)
+    assert float(sums.loss) == pytest.approx(((cross + 3 * apart + sown) * weights).sum(), rel=1e-5)
     assert float(sums.others['divergence']) == pytest.approx((apart * weights).sum(), rel=1e-5)
     assert sums.tokens == weights.sum()
     assert float(sums.others['accuracy']) == pytest.approx((log_p.argmax(axis=-1) == batch['targets']) @ weights)
