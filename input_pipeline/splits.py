@@ -255,5 +255,4 @@ def text_key(text: str) -> int:
     White space of any length and kind counts as one space, and white space at the ends does not count. So texts
     that differ only in these properties are in the same split.
     """
-    folded = unicodedata.normalize('NFKC', text).casefold()  # casefold decomposes some letters, such as ΐ
-    return key(' '.join(unicodedata.normalize('NFKC', folded).split()).encode(errors='surrogatepass'))
+    return key(' '.join(unicodedata.normalize('NFKC', text).casefold().split()).encode(errors='surrogatepass'))

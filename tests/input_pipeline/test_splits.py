@@ -292,5 +292,4 @@ def test_a_held_out_source_is_in_no_pair_of_training_not_even_beside_an_empty_si
 
 def test_the_same_text_written_in_other_characters_stays_together():
     assert text_key('Caf\u00e9  NOIR') == text_key('cafe\u0301 noir') == text_key('\uff23\uff21\uff26\u00c9 noir')
-    assert text_key('Ταΐζω') == text_key('ΤΑΪ́ΖΩ') == text_key('Ταΐζω'.upper()) == text_key('Ταΐζω'.casefold())
     assert text_key('cafe noir') != text_key('caf\u00e9 noir')
