@@ -199,14 +199,14 @@ def _parse(argv: list[str]) -> list[str]:
     recipe = ['', *_values(argv, 'config')][-1] if 'config' in flags.FLAGS else ''
     if recipe and not os.path.isfile(file := recipe.partition(':')[0]):  # ':' begins the argument of get_config
         raise UserError(no_recipe(file))
-    if problem := _section(argv):
+    if 'config' in flags.FLAGS and (problem := _section(argv)):
         raise UserError(problem)
     try:
         with faults_in(recipe, only=True):
             return flags.FLAGS(argv)
     except flags.Error as error:  # an unknown flag, or a value of the wrong type
-        raise UserError(_without_value(recipe, error) or _no_config(recipe, error)
-                        or _in_words(str(error)).removeprefix('flag ')) from error
+        raise UserError(_without_recipe(recipe, error) or _not_a_switch(error)
+                        or _no_config(recipe, error) or _in_words(str(error)).removeprefix('flag ')) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_unknown_option(argv) or _no_config(recipe, error)
                         or f'--config or one of its overrides is wrong: {error.args[0]}') from error
@@ -264,18 +264,29 @@ def _no_flag_file(error: BaseException) -> str:
     return f'--flagfile={reason.filename}: {reason.strerror}' if isinstance(reason, OSError) else ''
 
 
-def _without_value(recipe: str, error: flags.Error) -> str:
-    """Returns the error message if a flag --config.X has no recipe, or --noconfig.X is not for a True/False option.
+def _without_recipe(recipe: str, error: flags.Error) -> str:
+    """Returns the error message if a flag --config.X or --noconfig.X has no recipe, or '' for other errors.
 
-    Returns '' for other errors. ml_collections defines the flags --config.X when it reads --config.
+    ml_collections defines the flags --config.X when it reads --config.
     """
-    flag = error.flagname if isinstance(error, flags.UnrecognizedFlagError) else ''
-    name = flag.removeprefix('no')
-    if 'config' not in flags.FLAGS or not name.startswith('config.'):
+    name = _unknown_flag(error).removeprefix('no')
+    if recipe or 'config' not in flags.FLAGS or not name.startswith('config.'):
         return ''
-    if not recipe:
-        return f'--{name} needs a recipe. Add a recipe, for example --config=configs/demo.py'
-    return f'--{flag}: only True/False options have the form --noconfig.OPTION. Use --{name}=VALUE' * (flag != name)
+    return f'--{name} needs a recipe. Add a recipe, for example --config=configs/demo.py'
+
+
+def _not_a_switch(error: flags.Error) -> str:
+    """Returns the error message if --noconfig.X is not for a True/False option, or '' for other errors."""
+    flag = _unknown_flag(error)
+    if 'config' not in flags.FLAGS or not flag.startswith('noconfig.'):
+        return ''
+    return (f'--{flag}: only True/False options have the form --noconfig.OPTION. '
+            f'Use --{flag.removeprefix("no")}=VALUE')
+
+
+def _unknown_flag(error: flags.Error) -> str:
+    """Returns the name of the flag that does not exist, or '' for other errors."""
+    return error.flagname if isinstance(error, flags.UnrecognizedFlagError) else ''
 
 
 def _section(argv: list[str]) -> str:

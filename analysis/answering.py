@@ -19,7 +19,7 @@ from analysis.pictures import answer_figure, chosen, chosen_kind, confusion_figu
 from analysis.request import Request
 from configs.options import BEAM_METHODS
 from inference.columns import input_texts, read_phrases, score_all, translate_all
-from inference.edits import check_without, read_edits, without
+from inference.edits import Edit, check_without, read_edits, without
 from inference.generate import Generator
 from inference.options import SearchOptions, search_options
 from inference.outputs import Hypothesis, Output
@@ -47,6 +47,7 @@ from run_directory.fingerprints import changed_data, is_unchanged
 from run_directory.records import read_config
 from run_directory.trained import run_paths
 from runtime import STARTED
+from runtime.errors import UserError
 from runtime.files import naming, open_output, write_text
 from runtime.resources import Stopwatch
 
@@ -77,7 +78,7 @@ def decode(request: Request) -> None:
     request.check_run(run)
     if request.without:
         check_without(request.without, run.places())
-    run = run.edited(edits) if edits else run
+    run = edited(run, edits, request.edit) if edits else run
     if request.attention or request.draws_attention or request.explain is not None:
         check_shown(request, run.model)
     options = search_options(run.config, avoid=avoid, **request.search_of(run))
@@ -98,6 +99,14 @@ def decode(request: Request) -> None:
     if page:
         page.write()
         log.info('%s: %d explanation%s', page.path, page.count, '' if page.count == 1 else 's')
+
+
+def edited(run: Run, edits: Sequence[Edit], path: str | None) -> Run:
+    """Returns a run whose model applies the edits. If `path` is given, error messages begin with the flag --edit."""
+    try:
+        return run.edited(edits)
+    except UserError as error:
+        raise UserError(f'--edit={path}: {error}' if path else str(error)) from None
 
 
 def check_shown(request: Request, model: TextModel | Predictor) -> None:

@@ -134,7 +134,7 @@ class Request:
                 raise UserError(f'--{name}={values[name]} {problem}')
             if values[name] != getattr(Request, name) and values[shows] is None:
                 raise UserError(f'--{name}={values[name]} has no effect without --{shows}. Add --{shows}')
-        if self.picture_count != Request.picture_count and not self.draws_attention:
+        if self.picture_count != Request.picture_count and self.look == 'positions':
             raise UserError(f'--picture_count={self.picture_count} has no effect on --look=positions, which draws one '
                             'picture. Remove --picture_count')
         for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from analysis.compare import LOGS, SWEEP, RunRecord, read_curves, read_results, recorded_sweep, scored_metric
-from configs.checks import check_config, kind_problems, new_run_problems, no_sweep, written
+from configs.checks import config_problems, kind_problems, new_run_problems, no_sweep, written
 from configs.options import ELSEWHERE, flatten, plain
 from configs.sweeps import Overrides, run_names
 from configs.tasks import goodness
@@ -83,17 +83,13 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
         for option in overrides.keys() - options.keys():
             raise UserError(f'--sweep={file}: the config has no option {option}{option_like(option, options)}')
         changed = config.copy_and_resolve_references()
-        try:
-            # The types are checked first, because the update converts some values: True becomes 1.0.
-            if problems := kind_problems(overrides):
-                raise UserError(problems[0])
+        # The types are checked first, because the update converts some values: True becomes 1.0.
+        if not (problems := kind_problems(overrides)):
             changed.update_from_flattened_dict(overrides)
-            check_config(changed)
             # train.py gets all overrides as flags, and some values are refused only if a flag sets them.
-            if problems := new_run_problems(changed, {*constant, *overrides}):
-                raise UserError(problems[0])
-        except UserError as error:
-            raise UserError(f'--sweep={file}, run {written(overrides)}: {error}') from None
+            problems = config_problems(changed) or new_run_problems(changed, {*constant, *overrides})
+        if problems:
+            raise UserError(f'--sweep={file}, run {written(overrides)}: ' + '\n'.join(problems))
         unique.setdefault(repr(flatten(changed)), overrides)
     if len(unique) < len(sweep):
         log.info('skipping %d duplicate runs of the sweep', len(sweep) - len(unique))

@@ -49,21 +49,14 @@ class Between:
 
 @dataclasses.dataclass(frozen=True)
 class Fraction:
-    """The numbers from 0 to below 1. They must also be below 1 after rounding to float32, the precision of training.
-
-    Attributes:
-      least: the smallest allowed number above 0.
-    """
-    least: float = 0.0
+    """The numbers from 0 to below 1. They must also be below 1 after rounding to float32, the precision of training."""
 
     def problem(self, value: float) -> str:
         """Returns an error message if the value is not allowed, otherwise ''."""
-        if not 0 <= value < 1 - 2 ** -25:
-            return 'must be at least 0 and below 1, also after rounding to float32'
-        return '' if value == 0 or value >= self.least else f'must be 0 or at least {self.least}'
+        return '' if 0 <= value < 1 - 2 ** -25 else 'must be at least 0 and below 1, also after rounding to float32'
 
     def __str__(self) -> str:
-        return f'0, or {self.least} to below 1' if self.least else '0 to below 1'
+        return '0 to below 1'
 
 
 @dataclasses.dataclass(frozen=True)

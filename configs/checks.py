@@ -79,11 +79,29 @@ def check_config(config: ConfigDict) -> None:
 
 
 def new_run_problems(config: ConfigDict, asked: Collection[str]) -> list[str]:
-    """Returns messages about values that only a run that exists may have. `asked` are the options that the user set.
+    """Returns messages about values that a new run must not have. A run that already exists may keep them.
 
-    A warm-up that is too long is a problem only if the user set it. Otherwise, it is shortened.
+    `asked` are the options that the user set. A warm-up that is too long is a problem only if the user set it.
+    Otherwise, it is shortened.
     """
-    return (warmup_problems(config) if 'optimizer.warmup' in asked else []) + window_problems(config)
+    return [*builtin_problems(config), *(warmup_problems(config) if 'optimizer.warmup' in asked else []),
+            *frozen_problems(config), *window_problems(config)]
+
+
+def builtin_problems(config: ConfigDict) -> list[str]:
+    """Returns a message if the built-in data is for another task."""
+    name, allowed = config.data.name, TASKS[config.task].builtin
+    if config.data.source != 'builtin' or not allowed or name in allowed:
+        return []
+    return [f'config.data.name={written(name)}: must be {" or ".join(allowed)} for task={config.task}']
+
+
+def frozen_problems(config: ConfigDict) -> list[str]:
+    """Returns a message if train.frozen is not empty, but has no pattern."""
+    frozen = config.train.frozen
+    if not frozen or frozen.replace(',', '').strip():
+        return []
+    return [f'config.train.frozen={written(frozen)}: must contain a pattern of names of parameters, such as encoder']
 
 
 def warmup_problems(config: ConfigDict) -> list[str]:

@@ -13,6 +13,7 @@ not learned. In `only`, 'task.data', 'task.objective' and 'task.answerer' are th
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,7 +60,6 @@ MOST_STEPS = 10 ** 9
 MOST_TOKENS = 100_000_000  # maximum number of tokens in a batch
 SEED, COUNT, SOME = Between(0, 2 ** 32 - 1), Between(0, MOST_STEPS), Between(1, MOST_STEPS)
 FRACTION, SHARE, TEXT, FILE, SWITCH = Fraction(), Between(0, 1), Text(), Text(file=True), Switch()
-RATE = Fraction(least=1e-5)  # smaller dropout rates would be rounded to 0 (LEVELS in kernels/random_masks.py)
 NAMES = Text(file=True, names=True)
 BEAM_METHODS = 'beam', 'mbr'  # the search methods that use beam search
 METHODS = OneOf((*BEAM_METHODS, 'greedy', 'sample'))
@@ -152,13 +152,13 @@ OPTIONS = (
     Option('model.scale_embeddings', True, 'multiply the embeddings by sqrt(d_model), as the paper does', SWITCH,
            TABLES),
     Option('model.output_bias', False, 'add a bias to the logits', SWITCH, TABLES),
-    Option('model.dropout', 0.1, "dropout rate on every sublayer's output and on the embeddings", RATE),
-    Option('model.attention_dropout', 0.0, 'dropout rate on the attention weights', RATE, STACKS),
-    Option('model.feed_forward_dropout', 0.0, 'dropout rate after the feed-forward activation', RATE, STACKS),
+    Option('model.dropout', 0.1, "dropout rate on every sublayer's output and on the embeddings", FRACTION),
+    Option('model.attention_dropout', 0.0, 'dropout rate on the attention weights', FRACTION, STACKS),
+    Option('model.feed_forward_dropout', 0.0, 'dropout rate after the feed-forward activation', FRACTION, STACKS),
     Option('model.word_dropout', 0.0, 'rate at which whole input tokens are dropped: their embeddings become zero',
-           RATE, TOKENS),
+           FRACTION, TOKENS),
     Option('model.layer_dropout', 0.0, 'rate at which whole sublayers are skipped, for all examples of a forward pass',
-           RATE, STACKS),
+           FRACTION, STACKS),
     Option('model.attention_kernel', 'auto',
            "how attention is computed; 'chunked' takes O(n) memory; 'fused' is cuDNN's kernel on NVIDIA GPUs with "
            "dtype=bfloat16, and elsewhere XLA's attention with O(n^2) memory; 'auto' chooses by length",
@@ -284,7 +284,7 @@ OPTIONS = (
            'pass', Between(0, 1000), CLASSES),
     Option('train.simcut', 0.0, 'weight of the divergence from a second pass with some tokens removed (SimCut), such '
            'as 3; 0: one pass', Between(0, 1000), CLASSES | TOKENS),
-    Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', RATE,
+    Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', FRACTION,
            CLASSES | TOKENS),
     Option('train.teacher', '', 'run directory of a teacher; several, separated by commas, form an ensemble; the '
            "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='the teacher has equal parameters'),
@@ -309,7 +309,7 @@ OPTIONS = (
            "'encoder,*embedding'; '': none", TEXT),
     Option('train.lora_rank', 0, 'rank of low-rank adapters (LoRA), such as 8; only the adapters are trained; 0: none',
            Between(0, 10_000)),
-    Option('train.lora_alpha', 16.0, 'the adapters are multiplied by lora_alpha / lora_rank', Between(1e-6, 10_000)),
+    Option('train.lora_alpha', 16.0, 'the adapters are multiplied by lora_alpha / lora_rank', Between(0, 10_000)),
     Option('train.lora_parts', '*attention/query,*attention/value', 'patterns of the names of matrices that get an '
            'adapter', TEXT),
     Option('train.accumulate', 1, 'number of parts of a batch that are computed one after the other, to save memory',
@@ -391,11 +391,13 @@ def choices(name: str) -> tuple[str, ...]:
 def kind_problem(name: str, value: Any) -> str:
     """Returns an error message if the type of a value differs from the type of the option's default, otherwise ''.
 
-    An integer is also accepted as the value of a float option.
+    An integer is also accepted as the value of a float option, unless it is too large for a float.
     """
     kind = type(DEFAULTS[name])
-    if type(value) is kind or kind is float and type(value) is int:
+    if type(value) is kind:
         return ''
+    if kind is float and type(value) is int:
+        return '' if abs(value) <= sys.float_info.max else f'must be at most {sys.float_info.max:.2g}'
     return f'must be {KIND_NAMES[kind]}'
 
 

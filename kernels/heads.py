@@ -22,8 +22,8 @@ def einsum_per_head(equation: str, left: Shaped[Array, '...'], right: Shaped[Arr
     groups, axis=2)), but each head of `right` is read only once.
 
     With one device, float32 sequences of at most SHORT positions, and the pooling of at most FEW queries, use functions
-    with custom gradients. Because of these gradients, jax.jvp and jax.jacfwd do not work: use jax.vjp and jax.jacrev.
-    Hessians (jax.jvp of jax.grad) work.
+    with custom gradients if `right` has as many heads as `left`. Because of these gradients, jax.jvp and jax.jacfwd do
+    not work: use jax.vjp and jax.jacrev. Hessians (jax.jvp of jax.grad) work.
     """
     heads, groups = left.shape[equation.index('h')], right.shape[2]
     if heads != groups:

@@ -65,6 +65,12 @@ def test_mistaken_flag_is_one_line_and_status_2(arguments, message):
     assert (done.returncode, done.stdout, done.stderr) == (2, '', f'error: {message}\n')
 
 
+def test_a_script_without_a_config_does_not_recommend_an_option_of_the_config():
+    done = subprocess.run([sys.executable, 'decode.py', '--workdir=x', '--config.model=rnnsearch'], cwd=ROOT,
+                          capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (2, "error: Unknown command line flag 'config.model'\n")
+
+
 def test_help_shows_our_flags_first_and_where_the_options_are():
     short, full = run('--help'), run('--helpfull')
     assert short.returncode == full.returncode == 0 and short.stderr == ''

@@ -138,6 +138,18 @@ def test_options_without_effect_in_an_earlier_run_are_accepted():
     assert versions.upgraded(uncut | {'train.cutoff': 0.1}, 5)['train.simcut'] == 3.0
 
 
+@pytest.mark.parametrize('values', [
+    dict.fromkeys(('model.dropout', 'model.layer_dropout'), 1e-6), {'train.simcut': 1.0, 'train.cutoff': 1e-6},
+    {'train.lora_rank': 2, 'train.lora_alpha': 0.0}, {'train.frozen': ' ,'},
+    *({'task': 'regression', 'model.kind': 'patches', 'eval.metric': 'loss', 'data.name': name}
+      for name in ('digits', 'dynamics')),
+])
+def test_values_that_version_6_allowed_open(values):
+    config = base.get_config()
+    config.update_from_flattened_dict(values)
+    assert versions.read_saved({'version': 6, **config.to_dict()}) == (config, set())
+
+
 def test_runs_of_earlier_recipes_of_rnnsearch_have_the_options_of_the_recipes_of_today():
     """The recipes set d_align to d_hidden, and now leave it at 0, which means the same."""
     widths = {'model.kind': 'rnnsearch', 'model.recurrent.d_hidden': 128, 'model.recurrent.d_align': 128}

@@ -26,7 +26,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from configs.checks import config_problems
+from configs.checks import config_problems, new_run_problems
 from configs.options import plain
 from inference.inspection import Answerer, list_places
 from inference.run import Run, check_places, load, make_answerer, tracked_places, trained_under_edits
@@ -42,7 +42,7 @@ from model.losses import Sums
 from run_directory.checkpoints import Checkpoints, checkpoint_options, open_checkpoints, parameters_to_use
 from run_directory.initial import read_initial
 from run_directory.progress import Progress, due_at
-from run_directory.records import EVALUATED, finished_at, finished_message
+from run_directory.records import CONFIG, EVALUATED, finished_at, finished_message
 from run_directory.trained import vocabulary_from
 from run_directory.workdir import RunDirectory, check_same_inputs
 from runtime.agreement import Greatest, from_leader
@@ -103,6 +103,8 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
     warn_once.cache_clear()
     config = plain(config)
     problems = config_problems(config)
+    if not problems and not (expanded(workdir) / CONFIG).exists():
+        problems = new_run_problems(config, ())
     if problems or finished_at(expanded(workdir), config) is None:
         problems += data_problems(config, problems)
     if problems:

@@ -115,6 +115,8 @@ QUICK = [
     sweep(returning('[{"model.num_layers": object()}]'), 'grid.py', 'num_layers'),
     sweep(returning('[{"model.num_layers": 10 ** 30}]'), 'grid.py', 'num_layers'),
     sweep(returning('[{"model.dropout": float("nan")}]'), 'grid.py', 'dropout'),
+    sweep(returning('[{"optimizer.factor": 10 ** 400}]'), 'grid.py, run', 'config.optimizer.factor=1000'),
+    sweep(returning('[{"seed": "x", "train.steps": "y"}]'), "config.seed='x': must", "config.train.steps='y': must"),
     sweep(returning('[{"seed": -1}]'), 'grid.py', 'config.seed=-1'),
     sweep(returning('[{"optimizer.warmup": 1200}]'), 'grid.py, run', 'config.optimizer.warmup=1200: must be below'),
     Case(DEMO + '--config.optimizer.warmup=9 --sweep={here}/grid.py --dry_run',

@@ -5,8 +5,7 @@ import pytest
 from jax.extend.random import threefry_2x32
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from configs.options import RATE
-from kernels.random_masks import keep_mask, rounded, threefry
+from kernels.random_masks import keep_mask, threefry
 from model.dropout import Dropout, drop
 
 
@@ -28,10 +27,6 @@ def test_it_drops_at_its_rate_independently_and_keeps_the_mean(rate):
     dropped = np.asarray(drop(inputs, rate, jax.random.key(1)))
     np.testing.assert_allclose(dropped[mask], 2 / (1 - rate), rtol=1e-4)
     assert not dropped[~mask].any()
-
-
-def test_the_smallest_dropout_rate_of_a_config_is_not_rounded_to_0():
-    assert rounded(RATE.least) > 0
 
 
 @pytest.mark.parametrize('rate', [0.05, 0.1, 0.15, 0.3])

@@ -13,8 +13,9 @@ import pytest
 
 import inference
 import training.curve
+from configs.versions import config_text
 from input_pipeline.array_batches import ArrayPlan
-from run_directory.records import METRICS_FILE, read_metrics
+from run_directory.records import CONFIG, METRICS_FILE, read_metrics
 from runtime import preemption
 from runtime.errors import UserError
 from tests.tiny_run import log, outcome, steps, tiny_config  # noqa: F401 (fixture)
@@ -96,6 +97,16 @@ def test_all_problems_are_reported_before_any_file_is_written(tmp_path, cache):
     assert not (tmp_path / 'run').exists()
     with pytest.raises(UserError, match='workdir'):
         loop.train(tiny_config(cache), '')
+
+
+def test_a_value_that_only_an_existing_run_may_have_is_refused_in_a_new_run(tmp_path, cache):
+    with pytest.raises(UserError, match="^config.train.frozen=',': must contain a pattern"):
+        loop.train(tiny_config(cache, train__frozen=','), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / CONFIG).write_text(config_text(tiny_config(cache, train__frozen=',', seed=1)))
+    with pytest.raises(UserError, match='seed: 1 in the run, 0 now'):
+        loop.train(tiny_config(cache, train__frozen=','), tmp_path / 'run')
 
 
 def test_a_malformed_config_of_an_existing_run_is_explained(tmp_path, cache):
