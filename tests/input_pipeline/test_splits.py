@@ -147,6 +147,12 @@ def test_a_broken_link_with_the_name_of_a_split_is_an_error(tmp_path, opener, tr
         opened(tmp_path, opener).fingerprint('train')
 
 
+def test_a_broken_link_beside_the_file_that_is_read_is_no_error(tmp_path):
+    write(tmp_path, PAIRS)
+    (tmp_path / 'train.tsv.gz').symlink_to(tmp_path / 'nowhere')
+    assert len(list(opened(tmp_path, validation_share=0.0).pairs('train'))) == 300
+
+
 @pytest.mark.parametrize('opener, files, read, unread', [
     (open_corpus, ['train.en', 'train.fr', 'train.tsv'], 'train.en', 'train.tsv'),
     (open_documents, ['train/README', 'train.txt'], 'train', 'train.txt'),
