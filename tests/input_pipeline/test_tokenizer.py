@@ -15,7 +15,7 @@ import pytest
 import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from configs.tasks import SUBWORDS, TOKENIZERS
 from input_pipeline import tokenizer as tokenizer_module
