@@ -64,20 +64,26 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
                         f'and {name}-{IDX_LABELS}, or {name}.npz, or {name}.csv, or folders of images '
                         f'{name}/CLASS/FILE.png')
     others = [path for found in forms.values() for form, path in found.items() if form != kind]
-    check_only_form(forms['train'][kind], next(iter(others), None))
+    unread, training = next(iter(others), None), forms['train'][kind]
+    if unread and unread.is_dir():
+        raise UserError(f'the images in {unread} would not be read, because the training data is {training}. Move or '
+                        f'rename {unread}')
+    check_only_form(training, unread)
     if image_size and kind != IMAGES:
         raise UserError(f'config.data.image_size={image_size} is only for folders of images, but {folder} has '
-                        f'{forms["train"][kind].name}. Set image_size=0')
-    if kind == IMAGES and _path(folder, name, kind) == folder:
+                        f'{training.name}. Set image_size=0')
+    if training == folder:
         check_classes(folder, {names['validation'], names['test']})
 
     def has_file(split: str) -> bool:
-        return bool(_find(folder, names[split], kind))
+        return bool(forms[split])
 
     def has_images(split: str) -> bool:
-        return has_file(split) or kind == IMAGES and bool(image_paths(folder / names[split]))
+        return has_file(split) or (
+            split == 'validation' and kind == IMAGES and bool(image_paths(folder / names[split])))
 
-    # Held-out examples must not replace a folder of images without folders of classes. Reading this folder is an error.
+    # Held-out examples must not replace validation images without folders of classes. Reading these images is an error.
+    # In contrast, data sets of competitions often have test images without classes, so test examples are held out.
     parts = without_files(names, has_images, validation_share)
     if kind == IDX_IMAGES and parts.names:  # as in all earlier versions
         parts = Parts(('validation',), validation_share, last=True)
@@ -92,7 +98,7 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
 
 
 def _forms(folder: Path, name: str) -> dict[str, Path]:
-    """Returns the file or folder of a split in each format, as {format: path}, without formats that it does not have.
+    """Returns {format: file or folder} for each format in which the split exists.
 
     Folders of classes without a folder of the split are a format only if the split has no other format, because the
     pictures may be figures that are not data.
@@ -131,9 +137,13 @@ def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Pa
     """Returns the file of a split (plain or .gz) or the folder of its images.
 
     Raises:
-      UserError: if the file or folder does not exist.
+      UserError: if the file or folder does not exist, or the folder contains a broken symbolic link. Such a link could
+        be a class. If the classes are directly in DIR, the link could also be another file, so this is no error.
     """
     if path := _find(folder, names[split], kind):
+        if kind == IMAGES and path != folder:
+            for each in path.glob('[!.]*'):
+                check_link(each)
         return path
     path, option = _path(folder, names[split], kind), naming_option(split)
     if kind == IMAGES:

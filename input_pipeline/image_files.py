@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, ImageOps
 from input_pipeline.examples import MAX_NAMES, Examples
 from input_pipeline.splits import key
 from runtime.errors import UserError, first_names
-from runtime.files import check_link, files_in, is_broken_link
+from runtime.files import files_in, is_broken_link
 from runtime.once import log_once
 
 SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
@@ -77,14 +77,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _paths_and_classes(folder: Path) -> list[tuple[Path, str]]:
-    """Returns the path of each image FOLDER/CLASS/**/FILE, and the name of the folder CLASS.
-
-    Raises:
-      UserError: if FOLDER/CLASS is a broken symbolic link.
-    """
-    for path in folder.iterdir():
-        if not path.name.startswith('.'):
-            check_link(path)
+    """Returns the path of each image FOLDER/CLASS/**/FILE, and the name of the folder CLASS."""
     return [(path, classes.name) for classes in class_folders(folder) for path in image_paths(classes)]
 
 

@@ -15,8 +15,9 @@
 # | output | $c_i = \sum_j \alpha_{ij} h_j$ | $\sum_j \alpha_{ij} v_j$ |
 # | where | once per step | in each layer, in each of $h$ heads |
 #
-# The runs are `runs/demo` and `runs/rnnsearch_demo`, or the runs that `RUN` and `RNN_RUN` name. If they are missing,
-# short runs are trained now, in a few minutes. The outputs below are from the complete recipes.
+# The runs are `runs/demo` and `runs/rnnsearch_demo`, or the runs that `RUN` and `RNN_RUN` name. If a variable is
+# not set and its default run is missing, a short run is trained now, in a few minutes. The outputs below are from the
+# complete recipes.
 
 # %%
 import jax.numpy as jnp

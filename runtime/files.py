@@ -218,12 +218,13 @@ def plain_or_gz(path: Path) -> Path | None:
     """Returns `path` or PATH.gz, or None if neither file exists.
 
     Raises:
-      UserError: if one of the two is a broken symbolic link.
+      UserError: if `path` is a broken symbolic link, or if `path` does not exist and PATH.gz is a broken symbolic link.
     """
-    files = path, Path(f'{path}.gz')
-    for file in files:
+    for file in path, Path(f'{path}.gz'):
         check_link(file)
-    return next(filter(os.path.isfile, files), None)
+        if os.path.isfile(file):
+            return file
+    return None
 
 
 def is_broken_link(path: Path | str) -> bool:

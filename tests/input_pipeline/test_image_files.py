@@ -80,15 +80,17 @@ def test_folders_of_splits_are_no_classes(tmp_path, folders, message):
         open_arrays(options(dir=str(tmp_path)), labelled=True)
 
 
-@pytest.mark.parametrize('split, parts', [('validation', ()), ('test', ('validation',))])
-def test_images_without_folders_of_classes_are_not_replaced_by_training_images(tmp_path, split, parts):
+def test_validation_images_without_folders_of_classes_are_not_replaced_by_training_images(tmp_path):
     for number in range(20):
         save_image(tmp_path / 'train' / 'ab'[number % 2] / f'{number}.png', COLOUR + np.uint8(number))
-    save_image(tmp_path / split / '1.png', COLOUR)
+    save_image(tmp_path / 'test/1.png', COLOUR)
     data = open_arrays(options(dir=str(tmp_path)), labelled=True)
-    assert data.parts.names == parts
-    with pytest.raises(UserError, match=rf'{split} has no folders of images CLASS/FILE\.png'):
-        data.inputs(split)
+    assert [len(data.inputs(split)) for split in SPLITS] == [10, 5, 5]  # test images of competitions have no classes
+    save_image(tmp_path / 'validation/1.png', COLOUR)
+    data = open_arrays(options(dir=str(tmp_path)), labelled=True)
+    assert data.parts.names == ()
+    with pytest.raises(UserError, match=r'validation has no folders of images CLASS/FILE\.png'):
+        data.inputs('validation')
 
 
 def test_a_broken_link_to_a_class_is_an_error(tmp_path):
@@ -96,6 +98,13 @@ def test_a_broken_link_to_a_class_is_an_error(tmp_path):
     (tmp_path / 'train/b').symlink_to(tmp_path / 'nowhere')
     with pytest.raises(UserError, match='train/b is a broken symbolic link'):
         read(tmp_path, validation_share=0.0)
+
+
+def test_a_broken_link_beside_the_classes_is_no_error(tmp_path):
+    for name in 'ab':
+        save_image(tmp_path / name / '1.png', COLOUR)
+    (tmp_path / 'README').symlink_to(tmp_path / 'nowhere')
+    assert len(read(tmp_path, validation_share=0.0)[0]) == 2
 
 
 def test_classes_may_have_folders(tmp_path):

@@ -147,18 +147,31 @@ def test_a_broken_link_with_the_name_of_a_split_is_an_error(tmp_path, opener, tr
         opened(tmp_path, opener).fingerprint('train')
 
 
+def test_a_broken_link_beside_the_file_that_is_read_is_no_error(tmp_path):
+    write(tmp_path, PAIRS)
+    (tmp_path / 'train.tsv.gz').symlink_to(tmp_path / 'nowhere')
+    assert len(list(opened(tmp_path, validation_share=0.0).pairs('train'))) == 300
+
+
 @pytest.mark.parametrize('opener, files, read, unread', [
     (open_corpus, ['train.en', 'train.fr', 'train.tsv'], 'train.en', 'train.tsv'),
     (open_documents, ['train/README', 'train.txt'], 'train', 'train.txt'),
     (classes, ['train.npz', 'train.csv'], 'train.npz', 'train.csv'),
     (classes, ['train.csv', 'validation.npz'], 'train.csv', 'validation.npz'),
-    (classes, ['train.csv.gz', 'validation.csv', 'test/a/x.png'], 'train.csv.gz', 'test'),
     (classes, ['a/x.png', 'b/x.png', 'test.csv'], '', 'test.csv')])
 def test_files_that_would_not_be_read_are_an_error(tmp_path, opener, files, read, unread):
     touch(tmp_path, *files)
     message = f'{tmp_path / unread} would not be read, because {tmp_path / read} has data in another form'
     with pytest.raises(UserError, match=re.escape(message)):
         opened(tmp_path, opener).fingerprint('train')
+
+
+def test_images_that_would_not_be_read_are_an_error(tmp_path):
+    touch(tmp_path, 'train.csv.gz', 'validation.csv', 'test/figures/x.png')
+    message = (f'the images in {tmp_path}/test would not be read, because the training data is {tmp_path}/train.csv.gz'
+               f'. Move or rename {tmp_path}/test')
+    with pytest.raises(UserError, match=re.escape(message)):
+        opened(tmp_path, classes)
 
 
 def test_figures_and_notes_beside_the_data_are_no_data(tmp_path):
