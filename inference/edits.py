@@ -44,7 +44,9 @@ class Edit:
     """A change of the intermediate values at one or more places of a model.
 
     Attributes:
-      edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`.
+      edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`. jax.jit
+        traces the function. Texts are padded, and a search computes one position at a time. So the function must select
+        tokens by `at.positions`, not by an index.
       place: the name of a place, or a shell pattern such as '*/self_attention/heads'.
       by: the argument of the edit. 'zero' and functions take no argument. 'scale' takes a number, or an array that
         broadcasts to the last axes of the place, such as [heads, 1] for 'heads', and [heads, 1, 1] for 'weights'. 'add'

@@ -36,7 +36,7 @@ from model.build import build_model
 from model.places import EDITS, Observed
 from run_directory.trained import TrainedModel, parts_of_one_run
 from runtime.cache import cache_folder, use_compilation_cache
-from runtime.errors import UserError, first_line
+from runtime.errors import UserError
 from runtime.files import expanded
 from runtime.processes import check_devices
 
@@ -256,8 +256,8 @@ class Run:
           edits: objects of class `inference.edits.Edit`, or dicts with the fields of this class.
 
         Raises:
-          UserError: if an edit or a place does not exist, if an array has a wrong shape, or if two edits replace the
-            same value.
+          UserError: if an edit or a place does not exist, if an array or the result of a function has a wrong shape,
+            or if two edits replace the same value.
         """
         if isinstance(edits, Edit | Mapping | str):
             raise UserError('the edits must be a list. Put a single edit into a list')
@@ -271,10 +271,7 @@ class Run:
         editor = Editor(added, run._numbers, places)
         module: Any = Observed(self._opened.module, editor)
         run.model = self._answerer(module, {**self._opened.params, EDITS: editor.numbers})
-        try:
-            list_places(run.model)
-        except ValueError as error:  # a function returned a value of another shape
-            raise UserError(first_line(error)) from None
+        list_places(run.model)  # raises an error if a function returns a value of another shape
         return run
 
     def _answerer(self, module: nn.Module, params: Any) -> Any:

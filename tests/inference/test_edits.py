@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 import types
 
 import jax
@@ -11,10 +12,11 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from inference import inspection
+from inference.editor import Editor
 from inference.edits import Edit, check_without, read_edits, without
 from inference.options import SearchOptions
 from inference.run import Run
-from model.places import EDITS
+from model.places import EDITS, SEQUENCE, At
 from runtime.errors import UserError
 from tests.random_run import random_run
 
@@ -324,11 +326,46 @@ def test_an_impossible_edit_is_refused_in_one_line(edit, message, runs):
     assert '\n' not in str(error.value)
 
 
-def test_a_function_of_another_shape_and_two_edits_of_one_value_are_refused(runs):
-    with pytest.raises(UserError, match=r'^decoder: an edit returns the shape \(1, 4\), but the value has \(1, 4, 8\)'):
-        runs['transformer'].edited([Edit(lambda value, at: value[..., 0], 'decoder')])
+def test_two_edits_of_one_value_are_refused(runs):
     with pytest.raises(UserError, match='two edits replace the same values of decoder'):
         runs['transformer'].edited([Edit('mean', 'decoder', [0.0] * 8), Edit(turned, 'decoder')])
+
+
+SHAPE = r'but the value has \(1, 4, 8\) \(batch, position, width\). Return an array of this shape'
+TRACED = ': jax.jit traces the function, so its array has no numbers yet. Use functions of jax.numpy'
+
+
+@pytest.mark.parametrize('positions', [None, [0]])
+@pytest.mark.parametrize('function, message', [
+    (lambda value, at: None, f' returns an object of type NoneType, {SHAPE}$'),
+    (lambda value, at: 0, f' returns an object of type int, {SHAPE}$'),
+    (lambda value, at: [value], f' returns an object of type list, {SHAPE}$'),
+    (lambda value, at: value[..., 0], rf' returns the shape \(1, 4\), {SHAPE}$'),
+    (lambda value, at: value[..., :2], rf' returns the shape \(1, 4, 2\), {SHAPE}$'),
+    (lambda value, at: value[:, :1], rf' returns the shape \(1, 1, 8\), {SHAPE}'),
+    (lambda value, at: np.zeros((1, 9, 8)), rf' returns the shape \(1, 9, 8\), {SHAPE}. The number of tokens differs '
+                                            "between passes: .* in a trial pass of at most 4 tokens. .*'replace'"),
+    (lambda value, at: np.tanh(value), TRACED), (lambda value, at: value if value.sum() > 0 else -value, TRACED),
+    (lambda value, at: value * [1, 2][value[0, 0, 0].astype(int)], TRACED), (lambda value, at: value[value > 0], TRACED)
+])
+def test_an_impossible_function_is_refused_with_its_place(function, message, positions):
+    sizes = {'batch': None, 'position': None, 'width': 8}
+    edited = Editor([Edit(function, 'decode[r]', positions=positions)], [{}], {'decoder': sizes})()('decoder')
+    at = At('decoder', SEQUENCE, np.arange(4)[None])
+    with pytest.raises(UserError) as error:
+        jax.eval_shape(lambda value: edited(value, at), np.zeros((1, 4, 8)))
+    assert re.match(f'the function at decoder{message}', str(error.value))
+
+
+def test_a_function_is_tested_before_the_first_text(runs):
+    with pytest.raises(UserError, match='^the function at decoder returns an object of type NoneType'):
+        runs['transformer'].edited([Edit(lambda value, at: None, 'decoder', positions=[0])])
+
+
+def test_other_edits_are_applied_to_the_result_of_a_function_of_another_dtype(runs):
+    edited = runs['transformer'].edited([Edit(lambda value, at: value > 0, 'decoder'), Edit('scale', 'decoder', 0.5)])
+    values = edited.inspect([('a', 'bc')], 'decoder')[0]['decoder'].values
+    assert {*values.ravel().tolist()} == {0.0, 0.5}
 
 
 def test_a_dict_in_python_may_have_a_function(runs):
