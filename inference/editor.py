@@ -83,12 +83,14 @@ def _check(edit: Edit, numbers: Any, name: str, sizes: Sizes) -> None:
     elif edit.edit == 'mean':
         expected, fits = rest, shape == tuple(rest)
     elif pairs:
-        expected = [sizes['head'], 'query', 'key']
-        fits = 0 not in shape and (len(shape) == 3 and shape[0] in (1, sizes['head']) or len(shape) == 2)
+        expected = [sizes['head'], sizes['query'] or 'query', sizes['key'] or 'key']
+        fits = (len(shape) == 3 and shape[0] in (1, sizes['head']) or len(shape) == 2) and all(
+            0 < length <= (sizes[axis] or length) for axis, length in zip(('query', 'key'), shape[-2:], strict=True))
     else:
-        positioned = 'position' in sizes
-        expected = ['position'] * positioned + rest
-        fits = shape[positioned:] == tuple(rest) and len(shape) > 0 and 0 not in shape
+        positioned, length = 'position' in sizes, sizes.get('position')
+        expected = [length or 'position'] * positioned + rest
+        fits = shape[positioned:] == tuple(rest) and len(shape) > 0 and 0 not in shape and (
+            length is None or shape[0] <= length)
     if not fits:
         raise UserError(f'{where}: the numbers have the shape {list(shape)}, but the place has '
                         f'[{", ".join(map(str, expected))}]. Use numbers of this shape')
@@ -109,6 +111,10 @@ def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence
         raise UserError(f'{where}: positions={list(positions or ())} must be at least 0')
     if positions is not None and not {'position', 'query'} & {*sizes}:
         raise UserError(f'{where}: the value at this place belongs to the whole text. Remove "positions"')
+    length = sizes.get('position', sizes.get('query'))
+    if length is not None and max(positions or (), default=0) >= length:
+        raise UserError(f'{where}: positions={list(positions or ())}: there are only {length} tokens. Use positions '
+                        f'from 0 to {length - 1}')
 
 
 def _broadcasts(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:

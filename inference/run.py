@@ -235,12 +235,15 @@ class Run:
         """
         return list_places(self._opened)
 
-    def inspect(self, inputs: Iterable[Any], places: str | Sequence[str],
+    def inspect(self, inputs: Iterable[Any] | Path, places: str | Sequence[str],
                 options: SearchOptions | None = None, most_gb: float = MOST_GB) -> list[Inspected]:
-        """Returns the values at places, for each text or example; see `inference.inspection.inspect`."""
+        """Returns the values at places, for each text or example; see `inference.inspection.inspect`.
+
+        The inputs of a model of images or series may also be a path, as in `predict`.
+        """
         return inspect(self.model, self._prepared(inputs), places, options or self.options, most_gb)
 
-    def inspect_each(self, inputs: Iterable[Any], places: str | Sequence[str],
+    def inspect_each(self, inputs: Iterable[Any] | Path, places: str | Sequence[str],
                      options: SearchOptions | None = None, most_gb: float = MOST_GB) -> Iterator[Inspected]:
         """Yields the results of `inspect`, and keeps few of them in memory; see `inference.inspection.inspect_each`."""
         return inspect_each(self.model, self._prepared(inputs), places, options or self.options, most_gb)
@@ -304,9 +307,14 @@ class Run:
         return open_data(config, self.workdir)
 
     def _prepared(self, inputs: Any) -> Any:
-        """Returns inputs for `inspect`: raw images or series in the encoding of the training inputs, or texts."""
+        """Returns inputs for `inspect`: raw images or series in the encoding of the training inputs, or texts.
+
+        Images and series may be a path, as in `predict`.
+        """
         if not isinstance(self.model, Predictor):
             return inputs
+        if isinstance(inputs, str | Path):
+            return read_inputs(str(expanded(inputs)), self.model.form)[1]
         if not hasattr(inputs, '__getitem__') and isinstance(inputs, Iterable):  # a generator, which NumPy cannot read
             inputs = list(inputs)
         return self.model.form.prepare(inputs)

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from inference import inspection
 from inference.editor import Editor
 from inference.edits import Edit, check_without, read_edits, without
 from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
 from inference.run import Run
 from model.places import EDITS, SEQUENCE, At
 from runtime.errors import UserError
@@ -204,6 +206,21 @@ def test_numbers_are_added_only_to_the_weights_of_visible_keys(runs):
     assert one[0] == pytest.approx(other[0], abs=1e-5)
 
 
+def test_a_vector_is_added_to_the_value_of_each_token(runs):
+    [plain], [edited] = (run.inspect([('abc', 'x')], 'encoder/layers_0') for run in (
+        runs['transformer'], runs['transformer'].edited([Edit('add', 'encoder/layers_0', VECTOR)])))
+    np.testing.assert_allclose(edited['encoder/layers_0'], plain['encoder/layers_0'].values + VECTOR, atol=1e-5)
+
+
+def test_a_frozen_query_attends_only_to_the_first_token_if_it_sees_this_token():
+    place = 'encoder/layers_0/self_attention/weights'
+    edited = random_run('language_model', num_layers=1, window=2).edited([Edit('freeze', place, 'first')])
+    weights = edited.inspect(['abc'], place)[0][place].values
+    expected = np.zeros((2, 4, 4))
+    expected[:, :2, 0] = 1  # with a window of 2 tokens, the queries 2 and 3 do not see the first token
+    np.testing.assert_array_equal(weights, expected)
+
+
 def test_scores_of_keys_after_the_end_of_the_other_text_are_unchanged(runs):
     run, place = runs['transformer'], 'decoder/layers_0/cross_attention/scores'
     pair, shorter = ('abcdef', 'x'), ('gh', 'y')
@@ -257,6 +274,25 @@ def test_images_and_inputs_of_another_form_are_refused(runs):
         run.inspect(np.zeros((2, 4, 4, 1)), 'encoder')
 
 
+@pytest.mark.parametrize('edit, message', [
+    (('replace', 'encoder', np.zeros((17, 8))), r'have the shape \[17, 8\], but the place has \[16, 8\]'),
+    (('zero', 'encoder', None, None, [1, 16]),
+     r'at encoder: positions=\[1, 16\]: there are only 16 tokens. Use positions from 0 to 15'),
+    (('freeze', '*_0/*/weights', 'first', None, [16]), r'/weights: positions=\[16\]: there are only 16 tokens'),
+    (('freeze', '*_0/*/weights', np.zeros((17, 1))), r'the shape \[17, 1\], but the place has \[2, 16, 16\]'),
+    (('freeze', '*_0/*/weights', np.zeros((2, 1, 17))), r'the shape \[2, 1, 17\], but the place has \[2, 16, 16\]')])
+def test_positions_that_no_image_has_are_refused(edit, message, runs):
+    with pytest.raises(UserError, match=message):
+        runs['patches'].edited([Edit(*edit)])
+
+
+@pytest.mark.slow
+def test_the_last_position_of_an_image_and_a_part_of_its_positions_can_be_edited(runs):
+    edits = [Edit('replace', 'encoder', np.zeros((1, 8))), Edit('zero', 'embedding', positions=[15]),
+             Edit('replace', 'pooled', [0.0] * 8)]
+    assert len(runs['patches'].edited(edits).edits) == 3
+
+
 @pytest.mark.slow
 def test_images_are_edited_too(runs):
     images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
@@ -286,6 +322,14 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (tmp_path / 'edits.json').write_text(json.dumps([each.as_json() for each in edits]))
     assert read_edits(str(tmp_path / 'edits.json')) == edits
     assert without('cross:2:2,3') == edits[0]
+
+
+@pytest.mark.parametrize('by, expected', [
+    (Output('a', [5], [Hypothesis('b', [6], 0.0, 0.0)]), ['a', 'b']),
+    ([Output('a', [5], [Hypothesis('b', [6], 0.0, 0.0)]), 'c', ('d', 'e')], [['a', 'b'], 'c', ['d', 'e']]),
+    (np.ones((1, 2), np.float32), [[1.0, 1.0]]), ([np.float32(1), np.int32(2)], [1.0, 2])])
+def test_texts_outputs_and_arrays_of_an_edit_are_written_to_json(by, expected):
+    assert json.loads(json.dumps(Edit('mean', 'encoder', by).as_json()))['by'] == expected
 
 
 @pytest.mark.parametrize('edit, message', [
@@ -350,7 +394,7 @@ TRACED = ': jax.jit traces the function, so its array has no numbers yet. Use fu
 ])
 def test_an_impossible_function_is_refused_with_its_place(function, message, positions):
     sizes = {'batch': None, 'position': None, 'width': 8}
-    edited = Editor([Edit(function, 'decode[r]', positions=positions)], [{}], {'decoder': sizes})()('decoder')
+    edited: Any = Editor([Edit(function, 'decode[r]', positions=positions)], [{}], {'decoder': sizes})()('decoder')
     at = At('decoder', SEQUENCE, np.arange(4)[None])
     with pytest.raises(UserError) as error:
         jax.eval_shape(lambda value: edited(value, at), np.zeros((1, 4, 8)))
