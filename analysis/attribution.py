@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from analysis.passes import Text, as_output, at_targets, compiled, teacher_forced, text_of
+from analysis.passes import Text, as_output, at_targets, compiled, from_logits, most_rows, teacher_forced, text_of
 from inference.generate import Generator
 from inference.inspection import list_places
 from inference.run import Run
@@ -24,7 +24,7 @@ from runtime.errors import UserError, nearest
 INTERVALS = 100  # number of quadrature intervals of integrated gradients; each interval needs two gradients
 SCALES = 1024  # number of outputs from which the intervals are chosen
 FLOW_UNIT = 2 ** 24  # scipy needs integer capacities, so capacities are in units of 1 / FLOW_UNIT
-BATCH = 64  # number of rows of a pass
+BATCH = 64  # maximum number of rows of a pass that computes outputs
 
 Matrix = Float[np.ndarray, 'token target']
 
@@ -70,11 +70,12 @@ class Attribution:
 
         If there is an alternative, the line before these lines names it.
         """
-        tokens = [*self.source, *self.prefix]
+        tokens, width = [*self.source, *self.prefix], 2 + max(map(len, self.target))
         lines = [f'each token instead of {self.alternative}'] if self.alternative else []
         for number, piece in enumerate(self.target):
             best = np.argsort(-np.abs(self.values[:, number]), kind='stable')[:3]
-            lines.append(f'{piece:12}' + ', '.join(f'{tokens[row]} {self.values[row, number]:.3g}' for row in best))
+            shares = ', '.join(f'{tokens[row]} {self.values[row, number]:.3g}' for row in best)
+            lines.append(f'{piece:{width}}{shares}')
         return '\n'.join(lines)
 
 
@@ -113,9 +114,10 @@ def agreement(attributions: Sequence[Attribution]) -> Float[np.ndarray, 'method 
     """Returns Kendall's tau for each pair of methods, as the mean over the target tokens.
 
     For each target token, tau compares the order of the absolute contributions of all tokens that the model has read.
+    Target tokens for which the model has read only one token have no tau, so they are left out.
 
     Raises:
-      UserError: if the attributions belong to different texts.
+      UserError: if the attributions belong to different texts, or no target token has a tau.
     """
     from scipy.stats import kendalltau  # imported here, because the import is slow
     if not attributions:
@@ -124,12 +126,15 @@ def agreement(attributions: Sequence[Attribution]) -> Float[np.ndarray, 'method 
     if any((result.source, result.prefix, result.target) != (first.source, first.prefix, first.target)
            for result in attributions):
         raise UserError('the attributions belong to different texts. Compare methods on the same output')
-    columns = range(len(first.target))
-    read = [len(first.source) + len(first.prefix) - len(first.target) + 1 + column for column in columns]
+    before = len(first.source) + len(first.prefix) - len(first.target)
+    read = {column: before + 1 + column for column in range(len(first.target)) if before + column > 0}
+    if not read:
+        raise UserError('the attributions have no order of tokens, because the model has read only one token. Use a '
+                        'longer text')
 
     def tau(left, right):
-        statistics: list[Any] = [kendalltau(*(np.abs(result.values[:read[column], column]) for result in (left, right)))
-                                 for column in columns]
+        statistics: list[Any] = [kendalltau(*(np.abs(result.values[:count, column]) for result in (left, right)))
+                                 for column, count in read.items()]
         return np.nanmean([statistic.statistic for statistic in statistics])
 
     return np.array([[tau(left, right) for right in attributions] for left in attributions])
@@ -141,9 +146,9 @@ class Measure:
     Attributes:
       text: the text.
       names: {name of the place of the embeddings: name of the argument with the embedded tokens}.
-      rows: the number of rows of `inputs`, a power of 2. Row t has the gradient of target token t.
-      inputs: the arguments of the module.
-      targets: the tokens that the outputs of the module predict.
+      inputs: the arguments of the module for one row.
+      targets: the tokens that the outputs of the module predict, for one row.
+      batch: the number of rows of a pass that computes outputs. It is at least 2.
       alternative: the token whose log-probability is subtracted, or -1.
       piece: the piece of this token, or ''.
 
@@ -158,8 +163,9 @@ class Measure:
             'embedding': 'tokens'}
         if not {*self.names} <= {*list_places(model)}:
             raise UserError(f'{text.model.name}: this method needs one model with embeddings. Use one run')
-        self.rows = 1 << (len(text.target) - 1).bit_length()
-        self.inputs, self.targets, _ = text.arrays(self.rows)
+        self.inputs, self.targets, _ = text.arrays()
+        self._most_rows = most_rows(max(array.shape[1] for array in self.inputs.values()))
+        self.batch = max(2, min(BATCH, self._most_rows))
         self.alternative, self.piece = -1, ''
         if instead:
             tokenizer = text.model.tokenizers['target']
@@ -172,12 +178,15 @@ class Measure:
             raise UserError(f'instead={instead!r}: the first token is not in the vocabulary of the target. Use another '
                             'text')
 
+    def repeated(self, rows: int) -> dict[str, Array]:
+        """Returns the arguments of the module for `rows` equal rows."""
+        return {name: jnp.repeat(tokens, rows, axis=0) for name, tokens in self.inputs.items()}
+
     def outputs(self, inputs: dict[str, Array], scales: Sequence[float] | Float[np.ndarray, ' rows']
                 ) -> Float[np.ndarray, 'rows target']:
         """Returns the numbers that are explained. Row i is computed with all embeddings multiplied by `scales[i]`."""
         explained = compiled(_explained, self.text.model.module, tuple(self.names))
-        rows = len(next(iter(inputs.values())))
-        targets = jnp.repeat(self.targets[:1], rows, axis=0)
+        targets = jnp.repeat(self.targets, len(scales), axis=0)
         values = explained(self.text.model.params, inputs, targets, self.alternative, jnp.asarray(scales, jnp.float32))
         return np.asarray(values)[:, self.text.first:len(self.text.written)]
 
@@ -188,21 +197,27 @@ class Measure:
         x is the embedding of the token, a_i are the numbers in `nodes`, and w_i are the numbers in `weights`. grad(a x)
         is the gradient of the explained number with respect to the embedding, when all embeddings are multiplied by a.
         """
-        picked = np.zeros(self.targets.shape, np.float32)  # row t: the output that predicts target token t
-        count = np.arange(len(self.text.target))
-        picked[count, self.text.first + count] = 1
-        sums = compiled(_along_path, self.text.model.module, tuple(self.names))(
-            self.text.model.params, self.inputs, self.targets, self.alternative, picked,
-            *(jnp.asarray(values, jnp.float32) for values in (nodes, weights)))
-        return np.concatenate([np.asarray(sums[name])[:len(count), :len(self.text.inputs[argument])].T
-                               for name, argument in self.names.items()])
+        count = len(self.text.target)
+        rows = min(1 << (count - 1).bit_length(), self._most_rows)
+        # Row t has the gradient of target token t. The rows after the last target token are not used.
+        positions = self.text.first + np.minimum(np.arange(count + rows), count - 1)
+        gradients, inputs = compiled(_along_path, self.text.model.module, tuple(self.names)), self.repeated(rows)
+        parts = []
+        for begin in range(0, count, rows):
+            part = positions[begin:begin + rows, None]
+            sums = gradients(self.text.model.params, inputs, jnp.asarray(self.targets)[0, part], self.alternative, part,
+                             *(jnp.asarray(values, jnp.float32) for values in (nodes, weights)))
+            parts.append(np.concatenate([np.asarray(sums[name])[:, :len(self.text.inputs[argument])]
+                                         for name, argument in self.names.items()], axis=1))
+        return np.concatenate(parts)[:count].T
 
 
-def _explained(module, names, params, inputs, targets, alternative, scales, shifts=None):
+def _explained(module, names, params, inputs, targets, alternative, scales, shifts=None, positions=None):
     """Returns the log-probability of each target token minus the log-probability of the alternative token.
 
     The embeddings are multiplied by `scales`, and then `shifts` are added to them. The embeddings of padding are
-    replaced by 0 first, because they are not trained. Without an alternative token, nothing is subtracted.
+    replaced by 0 first, because they are not trained. Without an alternative token, nothing is subtracted. `positions`
+    [rows, n] are the positions of the outputs that predict `targets`; None: all positions.
     """
     def edit_of(name):
         def edited(value, at):
@@ -211,17 +226,23 @@ def _explained(module, names, params, inputs, targets, alternative, scales, shif
             return scales[:, None, None] * value + (0 if shifts is None else shifts[name])
         return edited if name in names else None
 
-    log_probs, _ = teacher_forced(module, params, inputs, edit_of)
-    return at_targets(log_probs, targets) - jnp.where(alternative < 0, 0, log_probs[..., alternative])
+    def contrast(logits, targets):
+        other = at_targets(logits, jnp.broadcast_to(jnp.maximum(alternative, 0), targets.shape))
+        return at_targets(logits, targets) - jnp.where(alternative < 0, 0, other)
+
+    outputs, _ = teacher_forced(module, params, inputs, edit_of)
+    if positions is not None:  # the logits at other positions would need most of the memory
+        outputs = outputs.replace(states=jnp.take_along_axis(outputs.states, positions[..., None], axis=1))
+    return from_logits(contrast, outputs, targets)
 
 
-def _along_path(module, names, params, inputs, targets, alternative, picked, nodes, weights):
+def _along_path(module, names, params, inputs, targets, alternative, positions, nodes, weights):
     """Returns {place: sum over the nodes of weight * gradient * embedding}. The sums have the shape [row, position]."""
     _, values = teacher_forced(module, params, inputs, read=names.__contains__)
 
     def total(shifts, node):
         scales = jnp.broadcast_to(node, len(targets))
-        return (picked * _explained(module, names, params, inputs, targets, alternative, scales, shifts)).sum()
+        return _explained(module, names, params, inputs, targets, alternative, scales, shifts, positions).sum()
 
     def add(sums, node_weight):
         node, weight = node_weight
@@ -233,7 +254,7 @@ def _along_path(module, names, params, inputs, targets, alternative, picked, nod
 
 def gradient_times_input(text: Text, measure: Measure) -> dict[str, Any]:
     """Returns the gradient with respect to the embedding of each token, times the embedding."""
-    outputs = measure.outputs(measure.inputs, np.ones(measure.rows))[0]
+    outputs, = measure.outputs(measure.inputs, [1.0])
     return {'values': measure.gradients([1.0], [1.0]), 'outputs': outputs}
 
 
@@ -252,9 +273,8 @@ def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
     # from 2 to 8. The gap is 0.11 with these nodes, 0.17 with one node in the middle of each of 200 intervals, and 1
     # with a single rule of 200 nodes.
     scales = np.linspace(0, 1, SCALES) ** 3
-    inputs = {name: jnp.repeat(tokens[:1], BATCH, axis=0) for name, tokens in measure.inputs.items()}
-    outputs = np.concatenate([measure.outputs(inputs, scales[begin:begin + BATCH])
-                              for begin in range(0, SCALES, BATCH)])
+    inputs, padded = measure.repeated(measure.batch), np.pad(scales, (0, -SCALES % measure.batch))
+    outputs = np.concatenate([measure.outputs(inputs, part) for part in padded.reshape(-1, measure.batch)])[:SCALES]
     change = np.abs(np.diff(outputs, axis=0)).sum(axis=1)
     share = np.cumsum([0, *(change + change.mean())])
     ends = np.interp(np.linspace(0, share[-1], INTERVALS + 1), share, scales)
@@ -273,12 +293,12 @@ def leave_one_out(text: Text, measure: Measure) -> dict[str, Any]:
     """
     tokens = [(name, place) for name in measure.names.values() for place in range(len(text.inputs[name]))]
     rows = []
-    for begin in range(0, len(tokens), BATCH - 1):  # the last row of a batch has the whole text
-        part = tokens[begin:begin + BATCH - 1]
-        inputs = {name: jnp.repeat(array[:1], BATCH, axis=0) for name, array in measure.inputs.items()}
+    for begin in range(0, len(tokens), measure.batch - 1):  # the last row of a batch has the whole text
+        part = tokens[begin:begin + measure.batch - 1]
+        inputs = measure.repeated(measure.batch)
         for row, (name, place) in enumerate(part):
             inputs[name] = inputs[name].at[row, place].set(PAD)
-        outputs = measure.outputs(inputs, np.ones(BATCH))
+        outputs = measure.outputs(inputs, np.ones(measure.batch))
         rows.append(outputs[-1] - outputs[:len(part)])
     return {'values': np.concatenate(rows), 'outputs': outputs[-1]}
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COUNT = 5  # default number of buckets
+# {key in BY: its unit, as the label of an axis}
+UNITS = {'length': 'words of the source', 'target_length': 'words of the reference',
+         'frequency': 'occurrences of the rarest source word in the training data'}
 
 Pair = tuple[str, str]
 
@@ -57,8 +60,7 @@ def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]])
     Raises:
       UserError: if `by` is not one of BY.
     """
-    if by not in BY:
-        raise UserError(f'by={by!r} must be one of {", ".join(BY)}')
+    _check_key(by)
     if by != 'frequency':
         return [len(pair[BY.index(by)].split()) for pair in pairs]
     counts = collections.Counter(word for source, _ in train() for word in source.split())
@@ -128,9 +130,13 @@ def as_table(scored: Mapping[str, Sequence[Bucket]], metric: str = 'bleu') -> st
     return '\n'.join(lines)
 
 
-def buckets_figure(scored: Mapping[str, Sequence[Bucket]], metric: str = 'bleu', by: str = 'length') -> 'Figure':
-    """Returns a plot of a metric over the buckets, with a line for each run. Bars are the 95 % intervals."""
+def buckets_figure(scored: Mapping[str, Sequence[Bucket]], metric: str = 'bleu', *, by: str) -> 'Figure':
+    """Returns a plot of a metric over the buckets, with a line for each run. Bars are the 95 % intervals.
+
+    `by` is the key of the buckets, as in `buckets`.
+    """
     from matplotlib.figure import Figure
+    _check_key(by)
     figure = Figure(figsize=(6, 4), layout='constrained')
     axes = figure.add_subplot()
     for index, (name, row) in enumerate(scored.items()):
@@ -141,9 +147,14 @@ def buckets_figure(scored: Mapping[str, Sequence[Bucket]], metric: str = 'bleu',
                       marker='o', capsize=3, label=name)
     first = next(iter(scored.values()))
     axes.set_xticks(range(len(first)), [f'{bucket.low}-{bucket.high}\nn={bucket.n}' for bucket in first])
-    axes.set(xlabel=by, ylabel=metric)
+    axes.set(xlabel=UNITS[by], ylabel=metric)
     axes.legend()
     return figure
+
+
+def _check_key(by: str) -> None:
+    if by not in BY:
+        raise UserError(f'by={by!r} must be one of {", ".join(BY)}')
 
 
 def _score(bucket: Bucket, metric: str) -> list[float]:

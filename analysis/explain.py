@@ -120,10 +120,11 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
                   (title(titles[kind][0], queries), title(titles[kind][1], keys)),
                   written=titles[kind][0] != 'source')
         for kind, (queries, keys) in model.axes(output).items() if kind in weights]
-    attention.sort(key=lambda each: each.kind != first)
+    attention.sort(key=lambda shown: shown.kind != first)
     predictions = [*[None] * model.unpredicted, *model.token_probabilities(output, ALTERNATIVES)]
     texts = [(read, output.source), (written, output.text), ('reference', reference)]
-    answers = [(f'{each.score:.3f}', f'{each.log_prob:.3f}', each.text) for each in output.hypotheses]
+    answers = [(f'{hypothesis.score:.3f}', f'{hypothesis.log_prob:.3f}', hypothesis.text)
+               for hypothesis in output.hypotheses]
     return Explanation(
         number, [(name, text) for name, text in texts if text or name and name == written],
         attention, predictions[:MOST_TOKENS], [('score', 'log-probability', written), *answers] if written else [])
@@ -141,17 +142,16 @@ def explain_example(model: Predictor, prediction: Prediction, number: int = 1, t
                         f'example has the shape {example.shape}. Remove --explain')
     (*rows, columns), _ = patch_grid(example.shape[:-1], model.module.patch)
     grid = math.prod(rows), columns
-    weights = model.attention(prediction)
     patches = [f'row {1 + row}, column {1 + column}' if rows else f'window {1 + column}'
                for row in range(grid[0]) for column in range(columns)]
-    what = 'patches' if rows else 'windows'
+    unit = 'patches' if rows else 'windows'
     attention, hidden = [], []
-    for kind, each in weights.items():
-        tokens = [*['class token'] * (each.shape[-1] - len(patches)), *patches]
+    for kind, weights in model.attention(prediction).items():
+        tokens = [*['class token'] * (weights.shape[-1] - len(patches)), *patches]
         visible = visible_tokens(model, example, len(tokens))
         hidden = np.flatnonzero(~visible).tolist()
         tokens = [token if seen else f'{token} (hidden)' for token, seen in zip(tokens, visible, strict=True)]
-        attention.append(Attention(kind, each, tokens, tokens, (what, what)))
+        attention.append(Attention(kind, weights, tokens, tokens, (unit, unit)))
     if model.classes is None:
         answers = [('output', 'value'), *zip(prediction.values, prediction.cells, strict=True)]
     else:
@@ -258,15 +258,16 @@ def _decoded(pieces: Sequence[str]) -> str:
 def _packed(explanation: Explanation) -> dict[str, Any]:
     """Returns an explanation as dicts, lists, numbers and strings that JSON can represent."""
     packed = {field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)}
-    packed['predictions'] = [each and (each.piece, _rounded(each.probability),
-                                       [(piece, _rounded(other)) for piece, other in each.alternatives])
-                             for each in explanation.predictions]
+    packed['predictions'] = [
+        prediction and (prediction.piece, _rounded(prediction.probability),
+                        [(piece, _rounded(probability)) for piece, probability in prediction.alternatives])
+        for prediction in explanation.predictions]
     packed['picture'] = explanation.picture and _base64(explanation.picture)
     packed['attention'] = [
-        {'kind': each.kind, 'titles': each.titles, 'written': each.written, 'shape': each.weights.shape,
-         'queries': _row(each.queries), 'keys': _row(each.keys),
-         'weights': _deflated(each.weights)}
-        for each in explanation.attention]
+        {'kind': attention.kind, 'titles': attention.titles, 'written': attention.written,
+         'shape': attention.weights.shape, 'queries': _row(attention.queries), 'keys': _row(attention.keys),
+         'weights': _deflated(attention.weights)}
+        for attention in explanation.attention]
     return packed
 
 
@@ -314,7 +315,7 @@ def _json(value: Any) -> str:
     No string in the JSON can end the element, or begin a tag or a comment.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(',', ':'))
-    return re.sub('[<>&\u2028\u2029]', lambda found: f'\\u{ord(found[0]):04x}', text)
+    return re.sub('[<>&\u2028\u2029]', lambda match: f'\\u{ord(match[0]):04x}', text)
 
 
 def _html(data: str) -> str:

@@ -71,7 +71,8 @@ def importance(run: Run, request: AnalysisRequest) -> Result:
     heads = GatedHeads(run)
     heads.check_equal_sizes()  # the picture has a row of heads for each layer
     values = heads.importance(examples(run, request))
-    table = '\n'.join(f'{place:48}{head:4}{values[place][head]:12.4g}' for place, head in reversed(ranked(values)))
+    width = max(map(len, values))
+    table = '\n'.join(f'{place:{width}}{head:4}{values[place][head]:12.4g}' for place, head in reversed(ranked(values)))
     by_kind = {kind: np.array([values[place] for place in places]) for kind, places in heads.kinds().items()}
     return Result(table, {place: row.tolist() for place, row in values.items()},
                   heads_figure(by_kind, 'importance of each head'))
@@ -143,8 +144,9 @@ def patching(run: Run, request: AnalysisRequest) -> Result:
     places = request.places or 'encoder/layers_*[0-9]'
     effects = patching_map(run, output.source, request.other or '', output.text, places)
     names, width = [node.place for node in effects.nodes], max(8, *map(len, effects.pieces)) + 2
-    lines = [f'{"":32}' + ''.join(f'{piece:>{width}}' for piece in effects.pieces)]
-    lines += [f'{name:32}' + ''.join(f'{effect:{width}.2f}' for effect in row)
+    first = max(map(len, names))
+    lines = [' ' * first + ''.join(f'{piece:>{width}}' for piece in effects.pieces)]
+    lines += [f'{name:{first}}' + ''.join(f'{effect:{width}.2f}' for effect in row)
               for name, row in zip(names, effects.effects, strict=True)]
     return Result('\n'.join(lines), _as_json(effects) | {'effects': effects.effects.tolist()},
                   matrix_figure(effects.effects, names, effects.pieces, 'effect', ('token', 'place')))

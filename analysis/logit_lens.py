@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from analysis.passes import at_targets, compiled, teacher_forced, text_of
+from analysis.passes import at_targets, compiled, from_logits, teacher_forced, text_of
 from inference.edits import matching
 from inference.run import Run
 from runtime.errors import UserError
@@ -81,5 +81,5 @@ def _predictions(module, places, params, inputs, targets):
             return value if name != places[-1] else jnp.stack([streams[layer][row] for row, layer in enumerate(places)])
         return edited if name in places else None
 
-    log_probs, _ = teacher_forced(module, params, inputs, edit_of)
-    return at_targets(log_probs, targets), log_probs.argmax(axis=-1)
+    outputs, _ = teacher_forced(module, params, inputs, edit_of)
+    return from_logits(lambda logits, targets: (at_targets(logits, targets), logits.argmax(axis=-1)), outputs, targets)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from inference.forced import TOKENS
 from inference.generate import Generator
 from inference.inputs import checked_texts
 from inference.outputs import Hypothesis, Output
@@ -17,6 +18,7 @@ from inference.run import Run
 from inference.text import TextModel
 from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, Tokenizer
+from model.embedding import Projection
 from model.places import ChangeOf, observing
 from runtime.errors import UserError
 
@@ -121,24 +123,43 @@ def compiled(function: Callable[..., Any], module: Any, *static: Any) -> Callabl
 
 
 def teacher_forced(module: Any, params: Any, inputs: Mapping[str, Array], edit: ChangeOf | None = None,
-                   read: Callable[[str], bool] | None = None) -> tuple[Float[Array, 'rows length vocab'],
-                                                                       dict[str, Array]]:
-    """Runs a forward pass with edits. Returns the log-probabilities of all tokens, and {place: captured value}.
+                   read: Callable[[str], bool] | None = None) -> tuple[Any, dict[str, Array]]:
+    """Runs a forward pass with edits. Returns the argument `outputs` of `from_logits`, and {place: captured value}.
 
     `edit` maps the name of a place to an edit or None. `read` selects the places whose values are captured. See
     model/places.py.
     """
     # `read` is always a function, because then no block is rematerialised (model.places.reading). So an edit inside a
     # block may store a value for an edit outside, as in the logit lens. A rematerialised block would leak the value.
-    logits, values = observing(module.apply, edit or (lambda name: None), read or (lambda name: False))(
-        {'params': params}, **inputs)
-    return jax.nn.log_softmax(logits), values
+    apply = observing(module.apply, edit or (lambda name: None), read or (lambda name: False))
+    return apply({'params': params}, **inputs, method='projection' if hasattr(module, 'projection') else None)
 
 
-def at_targets(log_probs: Float[Array, 'rows length vocab'],
-               targets: Int[Array, 'rows length']) -> Float[Array, 'rows length']:
+def from_logits(function: Callable[..., Any], outputs: Any, targets: Int[Array, 'rows length']) -> Any:
+    """Returns function(logits, targets), computed for at most TOKENS positions at a time.
+
+    All logits over a large vocabulary may not fit into memory.
+
+    Args:
+      function: a function of the logits and targets of some rows. Each row of its results depends only on this row.
+      outputs: a Projection [rows, length]; for an ensemble, which has no Projection, the logits.
+      targets: the target tokens.
+    """
+    if not isinstance(outputs, Projection):
+        return function(outputs, targets)
+    return jax.lax.map(lambda row: function(outputs.replace(states=row[0]).logits(), row[1]),
+                       (outputs.states, targets), batch_size=most_rows(targets.shape[1]))
+
+
+def at_targets(logits: Float[Array, '*rows length vocab'],
+               targets: Int[Array, '*rows length']) -> Float[Array, '*rows length']:
     """Returns the log-probability of each target token."""
-    return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+
+
+def most_rows(length: int) -> int:
+    """Returns the maximum number of rows of a pass over rows of `length` tokens."""
+    return max(1, TOKENS // length)
 
 
 def as_output(run: Run, example: Any) -> Output:

@@ -21,6 +21,8 @@ from analysis.passes import (
     at_targets,
     check_comparable,
     compiled,
+    from_logits,
+    most_rows,
     teacher_forced,
     text_of,
 )
@@ -48,8 +50,9 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
                  places: str | Sequence[str] = 'encoder/layers_*[0-9]') -> Effects:
     """Returns the effects of patches on the log-probability of `target`, when the model reads `corrupt`.
 
-    Each patch replaces the value at one place and one token by the value for the sentence `clean`. One forward pass
-    computes a row of the map: row i of the batch has the clean value at position i.
+    Each patch replaces the value at one place and one token by the value for the sentence `clean`. A forward pass
+    computes a row of the map, or a part of the row for long sentences: row i of the batch has the clean value at
+    position first + i.
 
     Args:
       run: a translator or a language model.
@@ -64,26 +67,31 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
     """
     comparison = _Comparison(run, clean, corrupt, target, places)
     text, names, count = comparison.texts[1], list(comparison.values), len(comparison.pieces)
-    rows = max(map(len, text.inputs.values()))  # the same number for places of the encoder and of the decoder
+    length = max(map(len, text.inputs.values()))  # the same length for places of the encoder and of the decoder
+    rows = min(length, most_rows(length))
     inputs, targets, weights = text.arrays(rows)
-    new = {name: np.pad(value, [(0, rows - len(value)), *[(0, 0)] * (value.ndim - 1)])
+    new = {name: np.pad(value, [(0, length - len(value)), *[(0, 0)] * (value.ndim - 1)])
            for name, (value, _) in comparison.values.items()}
     patched = compiled(_patched, text.model.module, tuple(names))
-    return comparison.effects([np.asarray(patched(text.model.params, inputs, targets, weights, new, number))[:count]
-                               for number in range(len(names))])
+    return comparison.effects([np.concatenate([
+        np.asarray(patched(text.model.params, inputs, targets, weights, new, number, first))
+        for first in range(0, count, rows)])[:count] for number in range(len(names))])
 
 
-def _patched(module, names, params, inputs, targets, weights, new, number):
-    """Returns the log-probability of the target when row i has the value `new` at position i of `names[number]`."""
+def _patched(module, names, params, inputs, targets, weights, new, number, first):
+    """Returns the log-probability of the target when row i has the value `new` at position first + i.
+
+    The value is replaced at the place `names[number]`.
+    """
     def edit_of(name):
         def edited(value, at):
-            rows = jnp.arange(len(value))
-            here = (at.positions == rows[:, None]) & (number == names.index(name))
-            clean = new[name][jnp.minimum(at.positions[0], len(rows) - 1)]
+            patched = first + jnp.arange(len(value))
+            here = (at.positions == patched[:, None]) & (number == names.index(name))
+            clean = new[name][jnp.minimum(at.positions[0], len(new[name]) - 1)]
             return jnp.where(here.reshape(*here.shape, *[1] * (value.ndim - 2)), clean, value)
         return edited if name in names else None
-    log_probs, _ = teacher_forced(module, params, inputs, edit_of)
-    return (at_targets(log_probs, targets) * weights).sum(axis=1)
+    outputs, _ = teacher_forced(module, params, inputs, edit_of)
+    return (from_logits(at_targets, outputs, targets) * weights).sum(axis=1)
 
 
 def attribution_map(run: Run, clean: str, corrupt: str, target: str,
@@ -126,8 +134,8 @@ def _gradients(module, names, params, inputs, targets, weights):
     def log_prob(shifts):
         def edit_of(name):
             return shifted(shifts[name]) if name in shifts else None
-        log_probs, values = teacher_forced(module, params, inputs, edit_of, names.__contains__)
-        return (at_targets(log_probs, targets) * weights).sum(), values
+        outputs, values = teacher_forced(module, params, inputs, edit_of, names.__contains__)
+        return (from_logits(at_targets, outputs, targets) * weights).sum(), values
 
     shapes = jax.eval_shape(lambda: log_prob({})[1])
     return jax.grad(log_prob, has_aux=True)({name: jnp.zeros(shape.shape[1:]) for name, shape in shapes.items()})[0]
@@ -154,11 +162,15 @@ class _Comparison:
 
     def __init__(self, run: Run, clean: str, corrupt: str, target: str, places: str | Sequence[str]):
         listed = run.places()
-        names = [name for pattern in ([places] if isinstance(places, str) else places)
-                 for name in matching(pattern, listed) if 'position' in listed[name]]
+        names: list[str] = []
+        for pattern in [places] if isinstance(places, str) else places:
+            positioned = [name for name in matching(pattern, listed) if 'position' in listed[name]]
+            if not positioned:
+                raise UserError(f'place {pattern!r}: a patching map needs places with the axis "position". Use places '
+                                'such as encoder/layers_0')
+            names += positioned
         if not names:
-            raise UserError(f'places={places}: a patching map needs places with the axis "position", such as '
-                            'encoder/layers_0')
+            raise UserError(f'places={places}: the list is empty. Name at least one place')
         outputs: list[Output] = [as_output(run, (sentence, target)) for sentence in (clean, corrupt)]
         self.texts = text_of(run, outputs[0]), text_of(run, outputs[1])
         check_comparable(*self.texts, (clean, corrupt))

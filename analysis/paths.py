@@ -23,11 +23,12 @@ from analysis.passes import (
     at_targets,
     check_comparable,
     compiled,
+    from_logits,
     teacher_forced,
     text_of,
 )
 from inference.editor import check_selection, selected
-from inference.edits import Sizes, matching
+from inference.edits import Sizes, indices, matching
 from inference.run import Run
 from model.places import AXES, argument_of
 from runtime.errors import UserError
@@ -39,9 +40,17 @@ Nodes = str | Node | Sequence[str | Node]
 
 
 def heads_at(run: Run, pattern: str) -> list[Node]:
-    """Returns a node for each head at the places that match a pattern, such as '*/cross_attention/heads'."""
+    """Returns a node for each head at the places that match a pattern, such as '*/cross_attention/heads'.
+
+    Raises:
+      UserError: if no place matches, or the values at the matching places are not split into heads.
+    """
     listed = run.places()
-    return [Node(name, [head]) for name in matching(pattern, listed) for head in range(listed[name].get('head') or 0)]
+    nodes = [Node(name, [head]) for name in matching(pattern, listed) for head in range(listed[name].get('head') or 0)]
+    if not nodes:
+        raise UserError(f'place {pattern!r}: the values at this place are not split into heads. Use places such as '
+                        '*/self_attention/heads')
+    return nodes
 
 
 def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Nodes, receivers: Nodes,
@@ -111,8 +120,8 @@ def _patched(module, sending, receiving, holding, params, inputs, targets, weigh
             return jnp.concatenate([clean, corrupt, kept, patched])
         return edited
 
-    log_probs, _ = teacher_forced(module, params, inputs, edit_of)
-    return (at_targets(log_probs, targets) * weights).sum(axis=1)
+    outputs, _ = teacher_forced(module, params, inputs, edit_of)
+    return (from_logits(at_targets, outputs, targets) * weights).sum(axis=1)
 
 
 def _hashable(node: Node) -> Node:
@@ -128,7 +137,8 @@ def _nodes(described: Nodes, listed: dict[str, Sizes], argument: str) -> list[No
     nodes: list[Node] = []
     for part in [described] if isinstance(described, str | Node) else described:
         place, *choices = [part] if isinstance(part, str) else part
-        node = Node(place, *(None if choice is None else [int(number) for number in choice] for choice in choices))
+        node = Node(place, *(indices(choice, f'{argument}: {place}: {name}')
+                             for name, choice in zip(('heads', 'positions'), choices, strict=False)))
         for name in matching(node.place, listed):
             check_selection(f'{argument}: {name}', node.heads, node.positions, name, listed[name])
             nodes.append(node._replace(place=name))

@@ -7,6 +7,7 @@ The runs are records of analysis/compare.py:
     plot_varied(runs)
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from configs.options import is_used
 from configs.sweeps import run_names, short_names
 from configs.tasks import METRICS, SEARCHED
 from run_directory.records import EVALUATED
+from runtime.errors import UserError, nearest
 
 NAMES = {'bleu': 'BLEU', 'bleu_lowercased_tokenised': 'lowercased BLEU',
          'bleu_lowercased_moses': 'BLEU of lowercased Moses tokens',
@@ -53,11 +55,15 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
         'tokens_per_second'. The default is config.eval.metric of the first run.
 
     Raises:
-      UserError: if `runs` is empty.
+      UserError: if `runs` is empty, or runs were evaluated but none has `metric`.
     """
     check_not_empty(runs)
     name: str = metric or runs[0].config['eval.metric']
-    curve = name if any(name in run.curves for run in runs) else f'validation_{name}'
+    curves = {curve for run in runs for curve in run.curves}
+    curve = name if name in curves else f'{EVALUATED}{name}'
+    if metric and curve not in curves and any(curve.startswith(EVALUATED) for curve in curves):
+        raise UserError(f'metric={metric!r}: no run has this curve. '
+                        f'{nearest(metric, sorted(curve.removeprefix(EVALUATED) for curve in curves))}')
     lines = []
     for setting in by_setting(runs):
         at_step = {}
@@ -246,14 +252,27 @@ def _draw_panel(axes, panel: _Panel, short: Mapping[str, str]) -> None:
     for run, value in base:
         axes.plot([place[run.width(panel.option)]], [value.mean], marker='*', markersize=13, color='black',
                   linestyle='none', label='base', zorder=3)
-    axes.set_xticks(list(place.values()), [_tick(value) for value in values], fontsize=8,
-                    rotation=30 if not numbers and len(values) > 4 else 0)
-    axes.minorticks_off()
     axes.margins(x=0.08 if numbers else 0.3)
+    labels = [_tick(value) for value in values]
+    rotation = 30 if len(values) > 4 else 0
+    if numbers:
+        rotation = 90 if _crowded(axes, values, labels) else 0
+    axes.set_xticks(list(place.values()), labels, fontsize=8, rotation=rotation)
+    axes.minorticks_off()
     together = f' (with {", ".join(short[option] for option in panel.others)})' if panel.others else ''
     axes.set_xlabel(short[panel.option] + together)
     if 1 < len(panel.lines) <= 8:
         axes.legend(fontsize=7, loc='lower center', bbox_to_anchor=(0.5, 1), ncols=2)
+
+
+def _crowded(axes, values: Sequence[float], labels: Sequence[str]) -> bool:
+    """Returns whether horizontal labels of neighbouring ticks would overlap."""
+    to_axes = axes.transScale + axes.transLimits
+    axes.autoscale_view()
+    ticks = sorted((to_axes.transform((value, 1))[0], len(label)) for value, label in zip(values, labels, strict=True))
+    # A panel is about 3.5 inches wide, and a digit of 8 points is about 0.07 inches wide.
+    return any(right - left < 0.02 * (1 + (left_length + right_length) / 2)
+               for (left, left_length), (right, right_length) in itertools.pairwise(ticks))
 
 
 def _tick(value: Any) -> str:

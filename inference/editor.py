@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -12,6 +13,10 @@ from jaxtyping import Array, Bool, Float
 from inference.edits import FIRST, FREE, KINDS, Edit, Sizes, matching
 from model.places import PAIRS, At
 from runtime.errors import UserError
+
+# Errors of a function that needs the numbers of an array, which a traced array does not have.
+NEEDS_NUMBERS = (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError,
+                 jax.errors.TracerIntegerConversionError, jax.errors.NonConcreteBooleanIndexError)
 
 
 class Editor:
@@ -78,12 +83,14 @@ def _check(edit: Edit, numbers: Any, name: str, sizes: Sizes) -> None:
     elif edit.edit == 'mean':
         expected, fits = rest, shape == tuple(rest)
     elif pairs:
-        expected = [sizes['head'], 'query', 'key']
-        fits = 0 not in shape and (len(shape) == 3 and shape[0] in (1, sizes['head']) or len(shape) == 2)
+        expected = [sizes['head'], sizes['query'] or 'query', sizes['key'] or 'key']
+        fits = (len(shape) == 3 and shape[0] in (1, sizes['head']) or len(shape) == 2) and all(
+            0 < length <= (sizes[axis] or length) for axis, length in zip(('query', 'key'), shape[-2:], strict=True))
     else:
-        positioned = 'position' in sizes
-        expected = ['position'] * positioned + rest
-        fits = shape[positioned:] == tuple(rest) and len(shape) > 0 and 0 not in shape
+        positioned, length = 'position' in sizes, sizes.get('position')
+        expected = [length or 'position'] * positioned + rest
+        fits = shape[positioned:] == tuple(rest) and len(shape) > 0 and 0 not in shape and (
+            length is None or shape[0] <= length)
     if not fits:
         raise UserError(f'{where}: the numbers have the shape {list(shape)}, but the place has '
                         f'[{", ".join(map(str, expected))}]. Use numbers of this shape')
@@ -104,6 +111,10 @@ def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence
         raise UserError(f'{where}: positions={list(positions or ())} must be at least 0')
     if positions is not None and not {'position', 'query'} & {*sizes}:
         raise UserError(f'{where}: the value at this place belongs to the whole text. Remove "positions"')
+    length = sizes.get('position', sizes.get('query'))
+    if length is not None and max(positions or (), default=0) >= length:
+        raise UserError(f'{where}: positions={list(positions or ())}: there are only {length} tokens. Use positions '
+                        f'from 0 to {length - 1}')
 
 
 def _broadcasts(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
@@ -124,13 +135,33 @@ def _check_apart(first: Edit, second: Edit, name: str) -> None:
 
 def _applied(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
     """Returns `value` after an edit. Only the heads and positions that the edit selects are changed."""
-    if callable(edit.edit):
-        new = edit.edit(value, at)
-        if edit.heads is None and edit.positions is None:
-            return new  # model/places.py checks the shape
-    else:
-        new = _new(edit, numbers, value, at)
+    new = _called(edit, value, at) if callable(edit.edit) else _new(edit, numbers, value, at)
     return jnp.where(selected(edit.heads, edit.positions, value, at), new.astype(value.dtype), value)
+
+
+def _called(edit: Any, value: Array, at: At) -> Array:
+    """Returns the result of the function of an edit.
+
+    Raises:
+      UserError: if the result has another shape than `value`, or the function needs the numbers of a traced array.
+    """
+    where = dataclasses.replace(edit, place=at.name).where
+    try:
+        new = edit.edit(value, at)
+    except NEEDS_NUMBERS as error:  # the cause shows the line of the function
+        raise UserError(f'{where}: jax.jit traces the function, so its array has no numbers yet. Use functions of '
+                        'jax.numpy, not of NumPy, and jax.numpy.where instead of a condition') from error
+    shape = getattr(new, 'shape', None)
+    if shape != value.shape:
+        result = f'an object of type {type(new).__name__}' if shape is None else f'the shape {shape}'
+        advice = 'Return an array of this shape'
+        if shape is not None and len(shape) == len(at.axes) and all(
+                axis in FREE or size == expected
+                for axis, size, expected in zip(at.axes, shape, value.shape, strict=True)):
+            advice += ('. The number of tokens differs between passes: run.edited tests functions in a trial pass of '
+                       "at most 4 tokens. For stored values, use Edit('replace', ...)")
+        raise UserError(f'{where} returns {result}, but the value has {value.shape} ({", ".join(at.axes)}). {advice}')
+    return jnp.asarray(new)
 
 
 def selected(heads: Sequence[int] | None, positions: Sequence[int] | None, value: Array, at: At) -> Bool[Array, '...']:

@@ -36,7 +36,7 @@ ATTENTION = {'encoder': 'encoder/layers_{}/self_attention', 'decoder': 'decoder/
 FREE = 'batch', 'position', 'query', 'key'  # axes whose length depends on the text
 MOST_INDEX = 2 ** 31 - 1
 
-Sizes = Mapping[str, int | None]  # {axis of a place: size}; None: the size depends on the text
+Sizes = Mapping[str, int | None]  # {axis of a place: size}; None: the size depends on the text or the batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,9 @@ class Edit:
     """A change of the intermediate values at one or more places of a model.
 
     Attributes:
-      edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`.
+      edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`. jax.jit
+        traces the function. Texts are padded, and a search computes one position at a time. So the function must select
+        tokens by `at.positions`, not by an index.
       place: the name of a place, or a shell pattern such as '*/self_attention/heads'.
       by: the argument of the edit. 'zero' and functions take no argument. 'scale' takes a number, or an array that
         broadcasts to the last axes of the place, such as [heads, 1] for 'heads', and [heads, 1, 1] for 'weights'. 'add'
@@ -76,7 +78,7 @@ class Edit:
 
     def __post_init__(self):
         for name in 'heads', 'positions':
-            object.__setattr__(self, name, _indices(getattr(self, name), f'{self.where}: {name}'))
+            object.__setattr__(self, name, indices(getattr(self, name), f'{self.where}: {name}'))
         if not callable(self.edit) and self.edit not in KINDS:
             raise UserError(f'there is no edit {self.edit!r}. {nearest(self.edit, KINDS)}')
         takes_by = not callable(self.edit) and self.edit != 'zero'
@@ -126,10 +128,7 @@ class Edit:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(self.edit):
             fields['edit'] = f'function {getattr(self.edit, "__name__", "")}'.strip()
-        if hasattr(self.by, 'source_tokens'):  # `by` is an output
-            fields['by'] = [self.by.source, self.by.text]
-        return {name: value.tolist() if hasattr(value, 'tolist') else value
-                for name, value in fields.items() if value is not None}
+        return {name: _as_json(value) for name, value in fields.items() if value is not None}
 
 
 def read_edits(path: str) -> list[Edit]:
@@ -193,6 +192,15 @@ def check_without(heads: str, places: Mapping[str, Sizes]) -> None:
         raise UserError(f'--without={heads}: this layer has {count} heads. Use heads from 1 to {count}')
 
 
+def _as_json(value: Any) -> Any:
+    """Returns a field of an edit as a JSON value: outputs as [source, text], arrays as lists."""
+    if hasattr(value, 'source_tokens'):
+        return [value.source, value.text]
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    return value.tolist() if hasattr(value, 'tolist') else value
+
+
 def _has_text(by: Any) -> bool:
     """Returns whether the argument `by` of an edit contains text.
 
@@ -202,7 +210,7 @@ def _has_text(by: Any) -> bool:
         isinstance(by, Sequence) and len(by) > 0 and _has_text(by[0]))
 
 
-def _indices(numbers: Any, where: str) -> list[int] | None:
+def indices(numbers: Any, where: str) -> list[int] | None:
     """Returns the indices of heads or tokens as a list. Raises UserError if they are not whole numbers."""
     if numbers is None:
         return None

@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -97,7 +97,8 @@ def list_places(model: Answerer) -> dict[str, Sizes]:
 
     The parameters of the model may be {}, because only shapes are computed.
     """
-    return _sizes(_shapes(model))
+    # All images or series have the same length.
+    return _sizes(_shapes(model), {'batch'} if isinstance(model, Predictor) else FREE)
 
 
 def places_of(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, Sizes]:
@@ -126,9 +127,9 @@ def _computed_shapes(module: Any, params: Any, inputs: Mapping[str, Any]) -> dic
     return {name: shapes[name].shape for name in sorted(shapes, key=_in_order)}
 
 
-def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Sizes]:
-    """Returns {place: {axis: size}} for {place: shape}. A size is None if it depends on the text."""
-    return {name: {axis: None if axis in FREE else size for axis, size in zip(axes_of(name), shape, strict=True)}
+def _sizes(shapes: Mapping[str, tuple[int, ...]], free: Collection[str] = FREE) -> dict[str, Sizes]:
+    """Returns {place: {axis: size}} for {place: shape}. The size of an axis in `free` is None."""
+    return {name: {axis: None if axis in free else size for axis, size in zip(axes_of(name), shape, strict=True)}
             for name, shape in shapes.items()}
 
 

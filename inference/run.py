@@ -36,7 +36,7 @@ from model.build import build_model
 from model.places import EDITS, Observed
 from run_directory.trained import TrainedModel, parts_of_one_run
 from runtime.cache import cache_folder, use_compilation_cache
-from runtime.errors import UserError, first_line
+from runtime.errors import UserError
 from runtime.files import expanded
 from runtime.processes import check_devices
 
@@ -238,12 +238,15 @@ class Run:
         """
         return list_places(self._opened)
 
-    def inspect(self, inputs: Iterable[Any], places: str | Sequence[str],
+    def inspect(self, inputs: Iterable[Any] | Path, places: str | Sequence[str],
                 options: SearchOptions | None = None, most_gb: float = MOST_GB) -> list[Inspected]:
-        """Returns the values at places, for each text or example; see `inference.inspection.inspect`."""
+        """Returns the values at places, for each text or example; see `inference.inspection.inspect`.
+
+        The inputs of a model of images or series may also be a path, as in `predict`.
+        """
         return inspect(self.model, self._prepared(inputs), places, options or self.options, most_gb)
 
-    def inspect_each(self, inputs: Iterable[Any], places: str | Sequence[str],
+    def inspect_each(self, inputs: Iterable[Any] | Path, places: str | Sequence[str],
                      options: SearchOptions | None = None, most_gb: float = MOST_GB) -> Iterator[Inspected]:
         """Yields the results of `inspect`, and keeps few of them in memory; see `inference.inspection.inspect_each`."""
         return inspect_each(self.model, self._prepared(inputs), places, options or self.options, most_gb)
@@ -259,8 +262,8 @@ class Run:
           edits: objects of class `inference.edits.Edit`, or dicts with the fields of this class.
 
         Raises:
-          UserError: if an edit or a place does not exist, if an array has a wrong shape, or if two edits replace the
-            same value.
+          UserError: if an edit or a place does not exist, if an array or the result of a function has a wrong shape,
+            or if two edits replace the same value.
         """
         if isinstance(edits, Edit | Mapping | str):
             raise UserError('the edits must be a list. Put a single edit into a list')
@@ -274,10 +277,7 @@ class Run:
         editor = Editor(added, run._numbers, places)
         module: Any = Observed(self._opened.module, editor)
         run.model = self._answerer(module, {**self._opened.params, EDITS: editor.numbers})
-        try:
-            list_places(run.model)
-        except ValueError as error:  # a function returned a value of another shape
-            raise UserError(first_line(error)) from None
+        list_places(run.model)  # raises an error if a function returns a value of another shape
         return run
 
     def _answerer(self, module: nn.Module, params: Any) -> Any:
@@ -310,9 +310,14 @@ class Run:
         return open_data(config, self.workdir)
 
     def _prepared(self, inputs: Any) -> Any:
-        """Returns inputs for `inspect`: raw images or series in the encoding of the training inputs, or texts."""
+        """Returns inputs for `inspect`: raw images or series in the encoding of the training inputs, or texts.
+
+        Images and series may be a path, as in `predict`.
+        """
         if not isinstance(self.model, Predictor):
             return inputs
+        if isinstance(inputs, str | Path):
+            return read_inputs(str(expanded(inputs)), self.model.form)[1]
         if not hasattr(inputs, '__getitem__') and isinstance(inputs, Iterable):  # a generator, which NumPy cannot read
             inputs = list(inputs)
         return self.model.form.prepare(inputs)

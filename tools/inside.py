@@ -57,7 +57,7 @@ def main() -> None:
     for path in (numbers, picture) if folder.is_dir() else ():
         check_file(path)
     text: list[str] = (TEXT.value or '').split('\t')
-    places = None if PLACE.value is None else PLACE.value.split(',')
+    places = None if PLACE.value is None else [place.strip() for place in PLACE.value.split(',')]
     result = ANALYSES[WHAT.value or ''](run, AnalysisRequest(
         SPLIT.value, COUNT.value, text[0] if len(text) == 1 else (text[0], text[1]), OTHER.value, places, METHOD.value,
         INSTEAD.value))

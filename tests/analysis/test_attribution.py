@@ -2,14 +2,16 @@
 
 import functools
 import itertools
+import types
+import warnings
 
 import jax
 import numpy as np
 import pytest
 
-from analysis import inside
+from analysis import attribution, inside, passes
 from analysis.attribution import METHODS, Attribution, agreement, attribute
-from analysis.passes import text_of
+from analysis.passes import Effects, Node, text_of
 from inference.edits import Edit
 from input_pipeline.tokenizer import PAD, UNK
 from model.places import EDITS
@@ -86,6 +88,24 @@ def test_a_second_text_of_the_same_shape_compiles_nothing(run, by):
     for method in methods:
         attribute(run, ('bcd', 'yz'), method, instead='q')
     assert compile_time.seconds == before
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_long_text_are_computed_in_parts(run, by, monkeypatch):
+    methods, shapes, from_logits = ('gradient', 'integrated', 'leave_one_out'), set(), attribution.from_logits
+    whole = list(map(by, methods))
+
+    def recorded(function, outputs, targets):
+        shapes.add(targets.shape)
+        return from_logits(function, outputs, targets)
+
+    monkeypatch.setattr(passes, 'TOKENS', 3 * 32)  # a pass has at most 3 rows, and the gradient of 3 tokens needs 4
+    monkeypatch.setattr(attribution, 'from_logits', recorded)
+    for method, expected in zip(methods, whole, strict=True):
+        parts = attribute(run, PAIR, method)
+        np.testing.assert_allclose(parts.values, expected.values, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(parts.outputs, expected.outputs, rtol=1e-5)
+    assert shapes == {(3, 32), (3, 1)}  # new programs for outputs, and for gradients: only one position for each row
 
 
 @pytest.mark.slow
@@ -204,6 +224,29 @@ def test_agreement_is_the_tau_of_kendall(by):
     np.testing.assert_allclose(agreement([one, other]), [[1, 4 / 6], [4 / 6, 1]])  # 5 pairs agree, and 1 does not
     with pytest.raises(UserError, match='the attributions belong to different texts'):
         agreement([one, by('rollout')])
+
+
+def test_agreement_leaves_out_a_token_before_which_the_model_has_read_one_token():
+    def contributions(*target):
+        values = np.array([[1.0, 1.0], [0.0, 2.0]])[:len(target), :len(target)]
+        return Attribution('one', [], ['<s>', 'a'][:len(target)], [*target], values)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert agreement([contributions('a', 'b')]) == [[1]]
+        with pytest.raises(UserError, match='^the attributions have no order of tokens, because the model has'):
+            agreement([contributions('a')])
+
+
+def test_columns_of_tables_are_as_wide_as_the_longest_name(monkeypatch):
+    contributions = Attribution('one', [], ['<s>'], ['a', 'international'], np.ones((1, 2)))
+    assert str(contributions).splitlines() == ['a              <s> 1', 'international  <s> 1']
+    effects = Effects([Node('encoder'), Node('decoder/layers_1/cross_attention_residual')], ['a'], np.ones((2, 1)), 1.0,
+                      0.0)
+    monkeypatch.setattr(inside, 'as_output', lambda *_: types.SimpleNamespace(source='a', text='b'))
+    monkeypatch.setattr(inside, 'patching_map', lambda *_: effects)
+    table = inside.patching(types.SimpleNamespace(model=None), inside.AnalysisRequest()).table
+    assert len({len(line) for line in table.splitlines()}) == 1
 
 
 def test_the_picture_of_an_attribution_has_a_row_for_each_predicted_token(monkeypatch):

@@ -1,9 +1,12 @@
 """Scores by length and frequency: buckets of about one size, scores of their own sentences, intervals around them."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from analysis.buckets import as_table, bucket_scores, buckets, buckets_figure, keys_of
+from analysis.request import BY
 from configs import base
 from inference.scores import corpus_scores, table_line
 from runtime.errors import UserError
@@ -48,7 +51,11 @@ def test_runs_side_by_side_as_a_table_and_a_picture(tmp_path):
     found = buckets(runs, by='target_length', count=2)
     table = as_table(found).splitlines()
     assert len(table) == 3 and '100.00 [100.00, 100.00]' in table[1] and table[2].startswith('11-20')
-    axes, = buckets_figure(found).axes
+    figures = {by: buckets_figure(found, by=by).axes for by in BY}
+    assert {by: axes.get_xlabel() for by, (axes,) in figures.items()} == {
+        'length': 'words of the source', 'target_length': 'words of the reference',
+        'frequency': 'occurrences of the rarest source word in the training data'}
+    axes, = figures['target_length']
     for line, row in zip(axes.containers, found.values(), strict=True):
         points, _, (bars,) = line
         scores = [bucket.scores['bleu'] for bucket in row]
@@ -57,9 +64,11 @@ def test_runs_side_by_side_as_a_table_and_a_picture(tmp_path):
         np.testing.assert_allclose([bar[:, 1] for bar in bars.get_segments()], ends)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(map(str, runs))
     assert buckets(str(runs[0])) == buckets([str(runs[0])]), 'a single run needs no list'
-    for show in as_table, buckets_figure:
+    for show in as_table, functools.partial(buckets_figure, by='target_length'):
         with pytest.raises(UserError, match="there is no score 'belu'. Did you mean bleu"):
             show(found, 'belu')
+    with pytest.raises(UserError, match="by='size' must be one of length, target_length, frequency"):
+        buckets_figure(found, by='size')
     with pytest.raises(UserError, match='count=0 must be at least 1'):
         buckets(runs, count=0)
     (tmp_path / 'b' / 'results' / 'test.tsv').write_text(table_line(['x', 'y', 'z']))

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import math
 import subprocess
@@ -239,6 +240,14 @@ def test_the_legend_is_sorted_from_the_best_value_to_nan(tmp_path, curve, order,
     assert legend.get_title().get_text() == f'sorted by the last value, {first} first'
 
 
+def test_an_unknown_curve_is_refused_if_runs_were_evaluated(tmp_path):
+    write_run(tmp_path / 'run', {}, 20.0)
+    with pytest.raises(UserError, match="^metric='blue': no run has this curve. Did you mean bleu"):
+        plot_curves(load_runs(tmp_path), 'blue')
+    (tmp_path / 'run' / 'metrics.jsonl').write_text('{"step": 10, "tokens_per_second": 1.0}\n')
+    assert plot_curves(load_runs(tmp_path), 'bleu').axes[0].get_title() == 'no evaluation yet'
+
+
 @pytest.mark.parametrize('make', [results_table, plot_curves, plot_varied])
 def test_a_table_or_a_plot_without_runs_is_refused(make):
     with pytest.raises(UserError, match=r'^runs=\[\]: at least one run is required. Use the result of load_runs$'):
@@ -317,6 +326,19 @@ def test_the_plots_describe_only_the_runs_that_they_show(tmp_path):
     runs = load_runs(tmp_path)
     assert plot_varied(runs).get_suptitle() == 'BLEU of decode.py: greedy, all of validation'
     assert plot_curves(runs).axes[0].get_title() == 'BLEU in training: greedy, 200 sentences of validation'
+
+
+@pytest.mark.parametrize('rates, rotation', [
+    ((1e-4, 1.2e-4, 1.5e-4, 1e-3), 90), ((1e-4, 1.2e-4, 1.5e-4), 0), ((0.001, 0.00105, 0.002), 90)])
+def test_labels_of_neighbouring_numbers_do_not_overlap(tmp_path, rates, rotation):
+    for rate in rates:
+        write_run(tmp_path / str(rate), {'optimizer.final': rate}, 20.0)
+    [axes] = plot_varied(load_runs(tmp_path)).axes
+    axes.figure.canvas.draw()
+    labels = sorted(axes.get_xticklabels(), key=lambda label: label.get_position()[0])
+    assert {label.get_rotation() for label in labels} == {rotation}
+    extents = [label.get_window_extent() for label in labels]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(extents))
 
 
 def test_a_grid_is_a_panel_for_each_option(tmp_path):

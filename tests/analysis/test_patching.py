@@ -1,12 +1,16 @@
 """Patching of values and paths: each entry is the score after one patch, or its estimate."""
 
+import functools
 import logging
 import re
 import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from analysis import passes, patching
 from analysis.passes import Node, as_output, text_of
 from analysis.patching import attribution_map, estimate_error, patching_map
 from analysis.paths import HELD, heads_at, path_patching
@@ -14,6 +18,7 @@ from inference.edits import Edit
 from inference.generate import Generator
 from inference.translate import Translator
 from input_pipeline.tokenizer import ByteTokenizer
+from model.embedding import Projection
 from model.places import EDITS
 from runtime.errors import UserError
 from runtime.resources import compile_time
@@ -35,6 +40,34 @@ def test_an_entry_is_the_log_probability_after_one_patch_and_all_patches_restore
     np.testing.assert_allclose(log_prob(Edit('replace', 'encoder/layers_1', 'ab')), found.clean, rtol=1e-5)
     with pytest.raises(UserError, match='the sentences have 3 and 4 tokens'):
         patching_map(run, 'ab', 'xyz', 'target')
+
+
+def test_the_rows_of_a_long_sentence_are_computed_in_parts_by_one_program(monkeypatch):
+    run, place = random_run('transformer', num_layers=1), 'encoder/layers_0/self_attention'
+    whole = patching_map(run, 'abcd', 'wxyz', 'abc', place)
+    shapes, called = [], passes.teacher_forced
+
+    def recorded(module, params, inputs, *arguments):
+        shapes.append(inputs['source'].shape)
+        return called(module, params, inputs, *arguments)
+
+    monkeypatch.setattr(passes, 'TOKENS', 11)
+    monkeypatch.setattr(patching, 'teacher_forced', recorded)
+    parts = patching_map(run, 'abcd', 'wxyz', 'abc', place)
+    assert shapes == [(2, 32)]  # 5 rows of 5 tokens: a program of 2 rows is traced once, and is called 3 times
+    np.testing.assert_allclose(parts.log_probs, whole.log_probs, rtol=1e-5)
+
+
+@pytest.mark.parametrize('rows', [3, 4])
+def test_logits_are_computed_for_a_limited_number_of_positions(rows, monkeypatch):
+    monkeypatch.setattr(passes, 'TOKENS', 11)
+    states, table, targets = (jnp.asarray(np.random.default_rng(0).normal(size=shape)) for shape in (
+        (rows, 5, 4), (7, 4), (rows, 5)))
+    targets, outputs = jnp.abs(targets).astype(int), Projection(states, table)
+    computed = jax.make_jaxpr(functools.partial(passes.from_logits, passes.at_targets))(outputs, targets)
+    assert f'f32[{rows},5,7]' not in str(computed) and 'f32[2,5,7]' in str(computed)
+    np.testing.assert_allclose(passes.from_logits(passes.at_targets, outputs, targets),
+                               passes.at_targets(outputs.logits(), targets), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -204,8 +237,23 @@ def test_language_models_and_recurrent_models_have_paths_too():
     (('encoder', Node('decoder', [1])), 'receivers: decoder: the values at this place are not split into heads'),
     (('encoder', []), 'receivers: the list is empty'),
     # The source has 3 tokens, and the target has more.
+    ((Node(f'{CROSS}/heads', 0), 'decoder'), 'senders: .*/heads: heads=0 must be a list of whole numbers'),
+    ((Node(f'{CROSS}/heads', [0.7]), 'decoder'), r'senders: .*/heads: heads=\[0.7\] must be a list of whole numbers'),
+    ((Node(f'{CROSS}/heads', '01'), 'decoder'), 'senders: .*/heads: heads=01 must be a list of whole numbers'),
+    (('encoder', Node('decoder', None, 3)), 'receivers: decoder: positions=3 must be a list of whole numbers'),
+    (('encoder', Node('decoder', None, [True])), r'receivers: decoder: positions=\[True\] must be a list of whole'),
     ((Node('encoder', None, np.array([1, 5])), 'decoder'), r'encoder: positions=\[1, 5\]: there are only 3 tokens'),
     (('encoder', 'decoder', ['nothing/*']), "place 'nothing/.': the model has no such place")])
 def test_impossible_paths_are_refused(arguments, message, run):
     with pytest.raises(UserError, match=message):
         path_patching(run, 'ab', 'xy', TARGET, *arguments)
+
+
+def test_patterns_that_match_only_places_without_positions_or_heads_are_refused(run):
+    with pytest.raises(UserError, match=r"^place '\*/weights': a patching map needs places with the axis .position."):
+        patching_map(run, 'ab', 'xy', TARGET, ['encoder', '*/weights'])
+    with pytest.raises(UserError, match=r'^places=\[\]: the list is empty'):
+        patching_map(run, 'ab', 'xy', TARGET, [])
+    with pytest.raises(UserError, match=r"^place '\*/feed_forward': the values at this place are not split into heads"):
+        heads_at(run, '*/feed_forward')
+    assert {node.place for node in heads_at(run, f'{CROSS}*')} >= {f'{CROSS}/heads', f'{CROSS}/weights'}

@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import json
+import re
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,10 +13,12 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from inference import inspection
+from inference.editor import Editor
 from inference.edits import Edit, check_without, read_edits, without
 from inference.options import SearchOptions
+from inference.outputs import Hypothesis, Output
 from inference.run import Run
-from model.places import EDITS
+from model.places import EDITS, SEQUENCE, At
 from runtime.errors import UserError
 from tests.random_run import random_run
 
@@ -202,6 +206,21 @@ def test_numbers_are_added_only_to_the_weights_of_visible_keys(runs):
     assert one[0] == pytest.approx(other[0], abs=1e-5)
 
 
+def test_a_vector_is_added_to_the_value_of_each_token(runs):
+    [plain], [edited] = (run.inspect([('abc', 'x')], 'encoder/layers_0') for run in (
+        runs['transformer'], runs['transformer'].edited([Edit('add', 'encoder/layers_0', VECTOR)])))
+    np.testing.assert_allclose(edited['encoder/layers_0'], plain['encoder/layers_0'].values + VECTOR, atol=1e-5)
+
+
+def test_a_frozen_query_attends_only_to_the_first_token_if_it_sees_this_token():
+    place = 'encoder/layers_0/self_attention/weights'
+    edited = random_run('language_model', num_layers=1, window=2).edited([Edit('freeze', place, 'first')])
+    weights = edited.inspect(['abc'], place)[0][place].values
+    expected = np.zeros((2, 4, 4))
+    expected[:, :2, 0] = 1  # with a window of 2 tokens, the queries 2 and 3 do not see the first token
+    np.testing.assert_array_equal(weights, expected)
+
+
 def test_scores_of_keys_after_the_end_of_the_other_text_are_unchanged(runs):
     run, place = runs['transformer'], 'decoder/layers_0/cross_attention/scores'
     pair, shorter = ('abcdef', 'x'), ('gh', 'y')
@@ -255,6 +274,25 @@ def test_images_and_inputs_of_another_form_are_refused(runs):
         run.inspect(np.zeros((2, 4, 4, 1)), 'encoder')
 
 
+@pytest.mark.parametrize('edit, message', [
+    (('replace', 'encoder', np.zeros((17, 8))), r'have the shape \[17, 8\], but the place has \[16, 8\]'),
+    (('zero', 'encoder', None, None, [1, 16]),
+     r'at encoder: positions=\[1, 16\]: there are only 16 tokens. Use positions from 0 to 15'),
+    (('freeze', '*_0/*/weights', 'first', None, [16]), r'/weights: positions=\[16\]: there are only 16 tokens'),
+    (('freeze', '*_0/*/weights', np.zeros((17, 1))), r'the shape \[17, 1\], but the place has \[2, 16, 16\]'),
+    (('freeze', '*_0/*/weights', np.zeros((2, 1, 17))), r'the shape \[2, 1, 17\], but the place has \[2, 16, 16\]')])
+def test_positions_that_no_image_has_are_refused(edit, message, runs):
+    with pytest.raises(UserError, match=message):
+        runs['patches'].edited([Edit(*edit)])
+
+
+@pytest.mark.slow
+def test_the_last_position_of_an_image_and_a_part_of_its_positions_can_be_edited(runs):
+    edits = [Edit('replace', 'encoder', np.zeros((1, 8))), Edit('zero', 'embedding', positions=[15]),
+             Edit('replace', 'pooled', [0.0] * 8)]
+    assert len(runs['patches'].edited(edits).edits) == 3
+
+
 @pytest.mark.slow
 def test_images_are_edited_too(runs):
     images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
@@ -284,6 +322,14 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (tmp_path / 'edits.json').write_text(json.dumps([each.as_json() for each in edits]))
     assert read_edits(str(tmp_path / 'edits.json')) == edits
     assert without('cross:2:2,3') == edits[0]
+
+
+@pytest.mark.parametrize('by, expected', [
+    (Output('a', [5], [Hypothesis('b', [6], 0.0, 0.0)]), ['a', 'b']),
+    ([Output('a', [5], [Hypothesis('b', [6], 0.0, 0.0)]), 'c', ('d', 'e')], [['a', 'b'], 'c', ['d', 'e']]),
+    (np.ones((1, 2), np.float32), [[1.0, 1.0]]), ([np.float32(1), np.int32(2)], [1.0, 2])])
+def test_texts_outputs_and_arrays_of_an_edit_are_written_to_json(by, expected):
+    assert json.loads(json.dumps(Edit('mean', 'encoder', by).as_json()))['by'] == expected
 
 
 @pytest.mark.parametrize('edit, message', [
@@ -324,11 +370,46 @@ def test_an_impossible_edit_is_refused_in_one_line(edit, message, runs):
     assert '\n' not in str(error.value)
 
 
-def test_a_function_of_another_shape_and_two_edits_of_one_value_are_refused(runs):
-    with pytest.raises(UserError, match=r'^decoder: an edit returns the shape \(1, 4\), but the value has \(1, 4, 8\)'):
-        runs['transformer'].edited([Edit(lambda value, at: value[..., 0], 'decoder')])
+def test_two_edits_of_one_value_are_refused(runs):
     with pytest.raises(UserError, match='two edits replace the same values of decoder'):
         runs['transformer'].edited([Edit('mean', 'decoder', [0.0] * 8), Edit(turned, 'decoder')])
+
+
+SHAPE = r'but the value has \(1, 4, 8\) \(batch, position, width\). Return an array of this shape'
+TRACED = ': jax.jit traces the function, so its array has no numbers yet. Use functions of jax.numpy'
+
+
+@pytest.mark.parametrize('positions', [None, [0]])
+@pytest.mark.parametrize('function, message', [
+    (lambda value, at: None, f' returns an object of type NoneType, {SHAPE}$'),
+    (lambda value, at: 0, f' returns an object of type int, {SHAPE}$'),
+    (lambda value, at: [value], f' returns an object of type list, {SHAPE}$'),
+    (lambda value, at: value[..., 0], rf' returns the shape \(1, 4\), {SHAPE}$'),
+    (lambda value, at: value[..., :2], rf' returns the shape \(1, 4, 2\), {SHAPE}$'),
+    (lambda value, at: value[:, :1], rf' returns the shape \(1, 1, 8\), {SHAPE}'),
+    (lambda value, at: np.zeros((1, 9, 8)), rf' returns the shape \(1, 9, 8\), {SHAPE}. The number of tokens differs '
+                                            "between passes: .* in a trial pass of at most 4 tokens. .*'replace'"),
+    (lambda value, at: np.tanh(value), TRACED), (lambda value, at: value if value.sum() > 0 else -value, TRACED),
+    (lambda value, at: value * [1, 2][value[0, 0, 0].astype(int)], TRACED), (lambda value, at: value[value > 0], TRACED)
+])
+def test_an_impossible_function_is_refused_with_its_place(function, message, positions):
+    sizes = {'batch': None, 'position': None, 'width': 8}
+    edited: Any = Editor([Edit(function, 'decode[r]', positions=positions)], [{}], {'decoder': sizes})()('decoder')
+    at = At('decoder', SEQUENCE, np.arange(4)[None])
+    with pytest.raises(UserError) as error:
+        jax.eval_shape(lambda value: edited(value, at), np.zeros((1, 4, 8)))
+    assert re.match(f'the function at decoder{message}', str(error.value))
+
+
+def test_a_function_is_tested_before_the_first_text(runs):
+    with pytest.raises(UserError, match='^the function at decoder returns an object of type NoneType'):
+        runs['transformer'].edited([Edit(lambda value, at: None, 'decoder', positions=[0])])
+
+
+def test_other_edits_are_applied_to_the_result_of_a_function_of_another_dtype(runs):
+    edited = runs['transformer'].edited([Edit(lambda value, at: value > 0, 'decoder'), Edit('scale', 'decoder', 0.5)])
+    values = edited.inspect([('a', 'bc')], 'decoder')[0]['decoder'].values
+    assert {*values.ravel().tolist()} == {0.0, 0.5}
 
 
 def test_a_dict_in_python_may_have_a_function(runs):

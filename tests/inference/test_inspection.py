@@ -117,6 +117,17 @@ def test_images_are_read_from_any_iterable():
     assert len(run.inspect(iter(images), 'head')) == 3
 
 
+def test_images_are_read_from_a_file(tmp_path):
+    run, images = random_run('patches', num_layers=1), np.random.default_rng(0).normal(size=(3, 8, 8, 1))
+    np.savez(tmp_path / 'images.npz', inputs=images)
+    expected = run.inspect(images, 'head')
+    for path in tmp_path / 'images.npz', str(tmp_path / 'images.npz'):
+        for values, other in zip(run.inspect(path, 'head'), expected, strict=True):
+            np.testing.assert_array_equal(values['head'], other['head'])
+    with pytest.raises(UserError, match='nothing is not a file. Use a folder of images'):
+        run.inspect(str(tmp_path / 'nothing'), 'head')
+
+
 def test_hidden_patches_of_series_are_not_in_a_mean():
     """The class token and two of the four patches of the second series are visible."""
     series = np.random.default_rng(0).normal(size=(2, 8, 1))

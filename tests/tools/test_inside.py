@@ -66,6 +66,6 @@ def test_attribution(run, inside):
 
 def test_patching(run, inside):
     other, places = 'two one three', ['encoder/input', 'encoder']  # the tokens of PAIR[0], in another order
-    numbers = inside('patching', '--text=' + '\t'.join(PAIR), f'--other={other}', f'--place={",".join(places)}')
+    numbers = inside('patching', '--text=' + '\t'.join(PAIR), f'--other={other}', f'--place={", ".join(places)}')
     expected = patching_map(inference.load(run[0]), PAIR[0], other, PAIR[1], places)
     np.testing.assert_allclose(numbers['effects'], expected.effects, rtol=1e-3, atol=1e-5)
