@@ -131,8 +131,8 @@ def test_bits_per_byte_are_those_of_float64_sums_and_count_bytes_of_any_tokenize
         model = generator(tokenizer)
         whole = [BOS, *tokenizer.encode(text), EOS]
         apply, total = jax.jit(model.module.apply), 0.0
-        for target in range(1, len(whole)):  # a window has 8 tokens, and each window begins with the last 4
-            begin = 0 if target < 8 else (target - 4) // 4 * 4
+        for target in range(1, len(whole)):  # a window has 8 inputs, and each window begins with the last 4
+            begin = max(0, (target - 5) // 4 * 4)
             read = np.pad(whole[begin:target], (0, 8 - target + begin))[None]
             logits = np.asarray(apply({'params': model.params}, read), np.float64)[0, target - begin - 1]
             total += logits[whole[target]] - np.log(np.exp(logits).sum())
@@ -234,6 +234,22 @@ def test_the_batch_size_bounds_the_windows_of_a_batch_and_does_not_change_the_sc
     assert shapes == [(16, 8), *[(2, 8)] * 6]
     for name in 'n', 'loss', 'perplexity', 'accuracy', 'bits_per_byte':
         assert small[name] == pytest.approx(whole[name], rel=1e-5)
+
+
+def test_a_text_of_one_window_has_the_perplexity_that_its_split_has(tmp_path, monkeypatch):
+    config = shakespeare_char.get_config()
+    config.update_from_flattened_dict({
+        'cache_dir': str(tmp_path / 'cache'), 'data.file': str(tmp_path / 'text.txt'), 'data.context': 8,
+        'data.validation_share': 0.1})
+    (tmp_path / 'text.txt').write_text('abc cab' * 10)  # the start token and the last 7 characters are 8 inputs
+    data = DocumentData(config, None, ())
+    model = generator(data.tokenizers['text'])
+    monkeypatch.setattr(model, 'generate', lambda prompts, options: [])
+    results, _ = model.score(data, 'validation', config, GREEDY)
+    text, = data.documents('validation')
+    scores = Report(model, 'text', scored=True).scores(model.forced_all([text])[0])
+    assert (text, results['n']) == ('abc cab', 8)
+    assert scores['perplexity'] == pytest.approx(results['perplexity'], rel=1e-5)
 
 
 def test_a_list_of_words_to_avoid_that_is_too_long_is_refused_before_a_split_is_read(letters, monkeypatch):
