@@ -35,7 +35,7 @@ from inference.scores import (
     table_line,
 )
 from inference.tables import as_json
-from inference.text import TextModel
+from inference.text import SearchModel, TextModel
 from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
@@ -140,12 +140,18 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
     With `head`, the word alignment of each answer is also written.
     """
     search = with_all_hypotheses(options) if page else options
+    if isinstance(model, SearchModel) and not request.score:
+        model.check_options(search)  # before a line is read, which may be typed
     unit = 'line' if request.documents == 'line' else 'document'
     report = Report(model, unit, scored=request.score and isinstance(model, Generator))
     count, stopwatch, start = 0, Stopwatch(), ''
+    parts = answers_to(request, model, search)
+    # The output is opened after the first lines have been answered. Otherwise, a wrong name of the input would truncate
+    # the incomplete output of an earlier command.
+    begin = list(itertools.islice(parts, 1))
     with open_output(request.output) as output, (
             open_output(request.alignments) if head else contextlib.nullcontext()) as aligned:
-        for answers in answers_to(request, model, search):
+        for answers in itertools.chain(begin, parts):
             for number, answer in enumerate(answers, count + 1):
                 if number > 1 and request.format == 'text' and model.multiline and not request.score:
                     output.write(BETWEEN + '\n')

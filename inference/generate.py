@@ -155,8 +155,7 @@ class Generator(SearchModel):
         Raises:
           UserError: before the split is read, if `generate` refuses the options.
         """
-        self._one_way(options)  # raises the errors of `generate` before the evaluation, which may take long
-        self.automaton(options)
+        self.check_options(options)  # before the evaluation, which may take long
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
         plan, unknown = data.plan(split, options.batch_size), 0
@@ -288,6 +287,11 @@ class Generator(SearchModel):
         read = f'only the last {kept} tokens are read' if length > kept else 'the start token before them is not read'
         log.warning('text %d has %d tokens: %s (%s)', number + 1, length, read, limit)
         return last[-kept:], ''
+
+    @override
+    def check_options(self, options: SearchOptions) -> None:
+        self._one_way(options)
+        super().check_options(options)
 
     def _one_way(self, options: SearchOptions) -> bool:
         """Returns whether a search has only one hypothesis, so that it can continue in a new window.

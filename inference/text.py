@@ -218,6 +218,10 @@ class SearchModel(TextModel):
             self._automata = {options.avoid: automaton}  # another thread may replace it before this method returns
         return automaton
 
+    def check_options(self, options: SearchOptions) -> None:
+        """Raises UserError if no search is possible with these options, whatever the input is."""
+        self.automaton(options)
+
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None,
                  begins: Sequence[Begin] | None = None) -> list[list[Hypothesis]]:

@@ -23,6 +23,7 @@ from analysis import answering
 from analysis.explain import Page
 from analysis.request import FILES, Request
 from configs import recipe
+from inference import arriving, constraints
 from inference.edits import Edit
 from inference.options import SearchOptions
 from inference.outputs import Hypothesis, Output
@@ -277,6 +278,23 @@ def test_a_failed_decode_leaves_the_old_output(run, tmp_path):
     result = script('decode.py', f'--workdir={run[0]}', f'--input={tmp_path}/bad.txt', f'--output={tmp_path}/out.txt')
     assert result.returncode == 2 and b'bad.txt:2' in result.stderr
     assert (tmp_path / 'out.txt').read_text() == 'precious'
+
+
+@pytest.mark.parametrize('model, flags, options, message', [
+    (Echo(), {'input': 'none.txt'}, SearchOptions(), 'none.txt cannot be read'),
+    (Echo(), {'input': 'in.txt', 'score': True}, SearchOptions(), 'in.txt:1: a line must be SOURCE<tab>TARGET'),
+    (Parrot(), {'input': '-'}, SearchOptions(extra_length=65), 'extra_length=65: must be at most 64'),
+    (Echo(), {'input': '-'}, SearchOptions(avoid=['a' * 1000]), 'avoid: the table for 1 phrases is too large')])
+def test_a_wrong_request_leaves_the_incomplete_output_of_an_earlier_request(
+        tmp_path, monkeypatch, model, flags, options, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constraints, 'MAX_ENTRIES', 10)
+    monkeypatch.setattr(arriving, 'piped_lines', lambda: pytest.fail('a line is read'))
+    Path('in.txt').write_text('one\n')
+    Path('out.txt.partial').write_text('precious')
+    with pytest.raises(UserError, match=message):
+        answering.answer_file(Request(output='out.txt', **flags), model, options, None)
+    assert Path('out.txt.partial').read_text() == 'precious'
 
 
 @pytest.mark.slow
