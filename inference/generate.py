@@ -21,7 +21,7 @@ from inference.options import SAMPLING, SearchOptions, search_options
 from inference.outputs import Hypothesis, Output
 from inference.scores import Evaluation, change_warning, text_scores
 from inference.search import length_penalty
-from inference.text import LENGTHS, SearchModel, attention_weights
+from inference.text import LENGTHS, SearchModel, attention_weights, not_finite
 from input_pipeline.data import DocumentData
 from input_pipeline.stores import TEXT
 from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
@@ -170,12 +170,14 @@ class Generator(SearchModel):
         stopwatch = Stopwatch()
         sums = evaluate(step, self.params, batches())
         speed = stopwatch.speed(float(sums.tokens))
+        if not np.isfinite(sums.loss):
+            raise not_finite('the split has no scores', self.name, self.params)
         samples = [output.text for output in self.generate([self.opening(config.data)] * SAMPLES, options)]
         scores = text_scores(-float(sums.others['nll']), int(sums.tokens), plan.characters, plan.bytes)
         results = sums.means() | {
-            'n': int(sums.tokens), 'bits_per_character': scores['bits_per_character'],
-            'bits_per_byte': scores['bits_per_byte'], 'characters': plan.characters, 'bytes': plan.bytes,
-            **speed, 'samples': samples}
+            'perplexity': scores['perplexity'], 'n': int(sums.tokens),
+            'bits_per_character': scores['bits_per_character'], 'bits_per_byte': scores['bits_per_byte'],
+            'characters': plan.characters, 'bytes': plan.bytes, **speed, 'samples': samples}
         if unknown:
             results['unknown_tokens'] = unknown
             log.warning('%s: %d of %d tokens are <unk>, because the vocabulary does not have their characters. Do not '

@@ -78,9 +78,10 @@ class Report:
         scores = text_scores(self._log_prob, **self._sizes)
         bits = [f'{scores[name]:.4f} {name.replace("_", " ")}, ' for name in ('bits_per_byte', 'bits_per_character')
                 if scores[name] is not None]
-        log.info('%d %s with %d bytes, %d characters and %d tokens (including end tokens): %sperplexity %.4f per '
+        perplexity = 'above 1e308' if scores['perplexity'] is None else f'{scores["perplexity"]:.4f}'
+        log.info('%d %s with %d bytes, %d characters and %d tokens (including end tokens): %sperplexity %s per '
                  'token. Windows have %d tokens, and the stride is %d tokens', self._count, units, self._sizes['bytes'],
-                 self._sizes['characters'], self._sizes['tokens'], ''.join(bits), scores['perplexity'],
+                 self._sizes['characters'], self._sizes['tokens'], ''.join(bits), perplexity,
                  self.model.context, self.model.stride)
         if warning := change_warning(self._changed, self._count, self.unit):
             log.warning('%s', warning)

@@ -191,12 +191,20 @@ def _resampling(signature: Any) -> str:
     return '|'.join(part for part in str(signature).split('|') if part.startswith(('bs:', 'seed:')))
 
 
+def perplexity(loss: float) -> float | None:
+    """Returns exp(loss), or None (null in JSON) if this is larger than the largest float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return None
+
+
 def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> dict[str, float | None]:
     """Returns the perplexity per token, the bits per character and the bits per byte of texts.
 
-    If the texts are empty, the bits per character and per byte are None. Bits per byte (of UTF-8) can be compared
-    between tokenizers, because every byte is counted once. The perplexity can be compared only between models with the
-    same vocabulary.
+    If the texts are empty, the bits per character and per byte are None. A perplexity above 1.8e308 is None. Bits per
+    byte (of UTF-8) can be compared between tokenizers, because every byte is counted once. The perplexity can be
+    compared only between models with the same vocabulary.
 
     Args:
       log_prob: the log-probability of all tokens, in nats.
@@ -205,7 +213,7 @@ def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> di
       bytes: the number of bytes of the texts in UTF-8.
     """
     bits = -log_prob / math.log(2)
-    return {'perplexity': float(np.exp(-log_prob / tokens)),
+    return {'perplexity': perplexity(-log_prob / tokens),
             'bits_per_character': bits / characters if characters else None,
             'bits_per_byte': bits / bytes if bytes else None}
 

@@ -153,6 +153,16 @@ def test_bits_per_byte_are_those_of_float64_sums_and_count_bytes_of_any_tokenize
             f'perplexity {scores["perplexity"]:.4f} per token. Windows have 8 tokens, and the stride is 4 tokens']
 
 
+def test_a_perplexity_that_is_larger_than_any_number_is_null_in_json_and_a_limit_in_the_log(letters, caplog):
+    caplog.set_level('INFO', logger='allyouneed')
+    output = Output('', [BOS], [Hypothesis('a', [5], -2000.0, -2000.0)])
+    report = Report(letters, 'text', scored=True)
+    report.add([output])
+    report.write()
+    assert report.scores(output)['perplexity'] is None
+    assert 'perplexity above 1e308 per token' in caplog.text
+
+
 def test_a_score_over_texts_that_the_tokenizer_changes_is_reported_as_incomparable(letters, caplog):
     caplog.set_level('INFO', logger='allyouneed')
     report = Report(letters, 'line', scored=True)
