@@ -28,6 +28,7 @@ from inference.predictions import Prediction, Predictions
 from inference.report import Report
 from inference.run import Run, load
 from inference.scores import (
+    SURROGATES,
     compare_translations,
     confidence_intervals,
     read_translations,
@@ -50,7 +51,8 @@ from runtime import STARTED
 from runtime.files import naming, open_output, write_text
 from runtime.resources import Stopwatch
 
-LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
+# Some programs end a line at the first three characters. UTF-8 cannot encode surrogates.
+JSON_ESCAPES = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'} | SURROGATES)
 NOT_PRINTED = ('classes', 'confusion_matrix', 'by_step')  # only in the file, because they may have thousands of lines
 BETWEEN = '-' * 15  # the line between two continuations
 SHOWN_POSITIONS = 100  # number of positions of a text in the picture of --look=positions
@@ -263,7 +265,7 @@ def weights_of(request: Request, weights: Mapping[str, np.ndarray]) -> list[Any]
 
 def json_line(entries: dict[str, Any]) -> str:
     """Returns one line of JSON, without the end of the line."""
-    return json.dumps(entries, ensure_ascii=False).translate(LINE_ENDS)
+    return json.dumps(entries, ensure_ascii=False).translate(JSON_ESCAPES)
 
 
 def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
@@ -352,7 +354,7 @@ def show_split(request: Request, run: Run, data: Any, split: str, options: Searc
 
 def as_text(results: dict[str, Any]) -> str:
     """Returns results as JSON, as printed and written to the file."""
-    return json.dumps(results, indent=2, ensure_ascii=False)
+    return json.dumps(results, indent=2, ensure_ascii=False).translate(JSON_ESCAPES)
 
 
 def explain_split(request: Request, model: TextModel, data: Data, split: str, options: SearchOptions,
