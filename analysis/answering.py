@@ -144,8 +144,7 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
     search = with_all_hypotheses(options) if page else options
     if isinstance(model, SearchModel) and not request.score:
         model.check_options(search)  # before a line is read, which may be typed
-    unit = 'line' if request.documents == 'line' else 'document'
-    report = Report(model, unit, scored=request.score and isinstance(model, Generator))
+    report = Report(model, scored=request.score and isinstance(model, Generator))
     count, stopwatch, start = 0, Stopwatch(), ''
     parts = answers_to(request, model, search)
     # The output is opened after the first lines have been answered. Otherwise, a wrong name of the input would truncate
@@ -165,16 +164,17 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
             report.add(answers)
             if request.typed:  # each line is answered and reported at once
                 report.write()
-                report = Report(model, unit, scored=report.scored, first=count)
-            start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
+                report = Report(model, scored=report.scored, first=count)
+            start = start or (f'first {model.unit} after {time.perf_counter() - STARTED:.1f} s: imports '
                               f'{IMPORTED - STARTED:.1f}, opening the run {stopwatch.began - IMPORTED:.1f}, '
                               f'compiling the search {stopwatch.read()[1]:.1f}')
     if start:
         log.info('%s', start)
     report.write()
     seconds, compiling = stopwatch.read()
-    log.info('%d %ss in %.1f s: %.1f s of compilation, and %.1f %ss per second in the remaining time', count, unit,
-             seconds, compiling, count / max(seconds - compiling, 1e-9), unit)
+    log.info('%d %s in %.1f s: %.1f s of compilation, and %.1f %ss per second in the remaining time', count,
+             model.unit if count == 1 else f'{model.unit}s', seconds, compiling,
+             count / max(seconds - compiling, 1e-9), model.unit)
 
 
 def answers_to(request: Request, model: TextModel, options: SearchOptions) -> Iterator[list[Output]]:

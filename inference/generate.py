@@ -47,7 +47,7 @@ class Generator(SearchModel):
         document and follows the start token. Otherwise a prompt is a piece from the middle of a text.
     """
 
-    cut, multiline = True, True
+    cut, multiline, unit = True, True, 'text'
     unpredicted = 1
     titles = {'encoder': ('text', 'text')}
 
@@ -287,7 +287,7 @@ class Generator(SearchModel):
         if len(start) + length <= room:
             return start + first, prompt
         read = f'only the last {kept} tokens are read' if length > kept else 'the start token before them is not read'
-        log.warning('text %d has %d tokens: %s (%s)', number + 1, length, read, limit)
+        log.warning('%s %d has %d tokens: %s (%s)', self.unit, number + 1, length, read, limit)
         return last[-kept:], ''
 
     @override

@@ -50,6 +50,7 @@ class TextModel(abc.ABC):
       params: the parameters of the module.
       tokenizers: {'source': tokenizer of the input, 'target': tokenizer of the output}.
       multiline: whether an output may have several lines.
+      unit: the name of an input in messages, 'line' or 'text'.
       unpredicted: the number of tokens at the beginning of a text that the model does not predict.
         `token_probabilities` begins after these tokens.
       titles: {kind of attention, such as 'cross': (name of the queries, name of the keys)}.
@@ -58,6 +59,7 @@ class TextModel(abc.ABC):
     """
 
     multiline = False
+    unit = 'line'
     name = 'this model'
     unpredicted: ClassVar[int]
     titles: ClassVar[Mapping[str, tuple[str, str]]]

@@ -348,6 +348,6 @@ class Translator(SearchModel):
     def _tokens(self, text: str, number: int) -> list[int]:
         length, tokens, _ = self._ends(text, self.max_length - 1)
         if length > len(tokens):
-            log.warning('line %d has %d tokens: only the first %d tokens are translated (config.data.max_length)',
+            log.warning('%s %d has %d tokens: only the first %d tokens are read (config.data.max_length)', self.unit,
                         number + 1, length, len(tokens))
         return tokens

@@ -138,7 +138,7 @@ def test_a_continuation_of_every_prompt_in_order(lines, context, whole_documents
 
 @pytest.mark.parametrize('model, options, which, message', [
     (Echo(max_length=8), OPTIONS, slice(7),
-     'line 2 has 10 tokens: only the first 7 tokens are translated (config.data.max_length)'),
+     'line 2 has 10 tokens: only the first 7 tokens are read (config.data.max_length)'),
     (Parrot(context=8), OPTIONS, slice(-4, None),
      'text 2 has 10 tokens: only the last 4 tokens are read (config.data.context)'),
     (Parrot(context=8, whole_documents=True), OPTIONS, slice(-4, None),
