@@ -28,6 +28,7 @@ from inference.predictions import Prediction, Predictions
 from inference.report import Report
 from inference.run import Run, load
 from inference.scores import (
+    SURROGATES,
     compare_translations,
     confidence_intervals,
     read_translations,
@@ -35,7 +36,7 @@ from inference.scores import (
     table_line,
 )
 from inference.tables import as_json
-from inference.text import TextModel
+from inference.text import SearchModel, TextModel
 from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
@@ -51,7 +52,8 @@ from runtime.errors import UserError
 from runtime.files import naming, open_output, write_text
 from runtime.resources import Stopwatch
 
-LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
+# Some programs end a line at the first three characters. UTF-8 cannot encode surrogates.
+JSON_ESCAPES = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'} | SURROGATES)
 NOT_PRINTED = ('classes', 'confusion_matrix', 'by_step')  # only in the file, because they may have thousands of lines
 BETWEEN = '-' * 15  # the line between two continuations
 SHOWN_POSITIONS = 100  # number of positions of a text in the picture of --look=positions
@@ -149,12 +151,17 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
     With `head`, the word alignment of each answer is also written.
     """
     search = with_all_hypotheses(options) if page else options
-    unit = 'line' if request.documents == 'line' else 'document'
-    report = Report(model, unit, scored=request.score and isinstance(model, Generator))
+    if isinstance(model, SearchModel) and not request.score:
+        model.check_options(search)  # before a line is read, which may be typed
+    report = Report(model, scored=request.score and isinstance(model, Generator))
     count, stopwatch, start = 0, Stopwatch(), ''
+    parts = answers_to(request, model, search)
+    # The output is opened after the first lines have been answered. Otherwise, a wrong name of the input would truncate
+    # the incomplete output of an earlier command.
+    begin = list(itertools.islice(parts, 1))
     with open_output(request.output) as output, (
             open_output(request.alignments) if head else contextlib.nullcontext()) as aligned:
-        for answers in answers_to(request, model, search):
+        for answers in itertools.chain(begin, parts):
             for number, answer in enumerate(answers, count + 1):
                 if number > 1 and request.format == 'text' and model.multiline and not request.score:
                     output.write(BETWEEN + '\n')
@@ -166,16 +173,17 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
             report.add(answers)
             if request.typed:  # each line is answered and reported at once
                 report.write()
-                report = Report(model, unit, scored=report.scored, first=count)
-            start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
+                report = Report(model, scored=report.scored, first=count)
+            start = start or (f'first {model.unit} after {time.perf_counter() - STARTED:.1f} s: imports '
                               f'{IMPORTED - STARTED:.1f}, opening the run {stopwatch.began - IMPORTED:.1f}, '
                               f'compiling the search {stopwatch.read()[1]:.1f}')
     if start:
         log.info('%s', start)
     report.write()
     seconds, compiling = stopwatch.read()
-    log.info('%d %ss in %.1f s: %.1f s of compilation, and %.1f %ss per second in the remaining time', count, unit,
-             seconds, compiling, count / max(seconds - compiling, 1e-9), unit)
+    log.info('%d %s in %.1f s: %.1f s of compilation, and %.1f %ss per second in the remaining time', count,
+             model.unit if count == 1 else f'{model.unit}s', seconds, compiling,
+             count / max(seconds - compiling, 1e-9), model.unit)
 
 
 def answers_to(request: Request, model: TextModel, options: SearchOptions) -> Iterator[list[Output]]:
@@ -266,7 +274,7 @@ def weights_of(request: Request, weights: Mapping[str, np.ndarray]) -> list[Any]
 
 def json_line(entries: dict[str, Any]) -> str:
     """Returns one line of JSON, without the end of the line."""
-    return json.dumps(entries, ensure_ascii=False).translate(LINE_ENDS)
+    return json.dumps(entries, ensure_ascii=False).translate(JSON_ESCAPES)
 
 
 def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
@@ -355,7 +363,7 @@ def show_split(request: Request, run: Run, data: Any, split: str, options: Searc
 
 def as_text(results: dict[str, Any]) -> str:
     """Returns results as JSON, as printed and written to the file."""
-    return json.dumps(results, indent=2, ensure_ascii=False)
+    return json.dumps(results, indent=2, ensure_ascii=False).translate(JSON_ESCAPES)
 
 
 def explain_split(request: Request, model: TextModel, data: Data, split: str, options: SearchOptions,

@@ -274,6 +274,8 @@ def read_results(workdir: str | Path, *, skip_damaged: bool = False) -> dict[str
 def _read_scores(path: Path) -> dict[str, Any]:
     advice = f'Delete the file: decode.py --split={path.stem} writes the file again'
     scores = read_json(path, advice)
+    if scores.get('perplexity', 0) is None:
+        scores['perplexity'] = math.inf  # JSON has no infinity
     for name in (*METRICS, 'parameters'):
         if not is_number(scores.get(name, 0)):
             raise UserError(f'{path} is damaged: {name} is not a number. {advice}')

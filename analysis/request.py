@@ -14,7 +14,7 @@ from typing import Any
 from configs.options import BEAM_METHODS, COUNT, SOME, choices, decisive, flatten, is_used
 from configs.tasks import TASKS
 from runtime.errors import UserError
-from runtime.files import check_file, check_folder, expanded
+from runtime.files import PARTIAL, check_file, check_folder, expanded
 from runtime.flags import flag
 
 BY = 'length', 'target_length', 'frequency'  # keys by which sentences are divided into buckets
@@ -150,6 +150,11 @@ class Request:
             if path in paths:
                 raise UserError(f'--{paths[path]} and --{name} name the same file, {path}. Use different files')
             paths |= {path: name} if path else {}
+        for name in ('output', 'alignments'):
+            partial = values[name] and f'{os.path.realpath(values[name])}{PARTIAL}'
+            if partial in paths:
+                raise UserError(f'--{paths[partial]} names the file {partial}, into which --{name} is written until it '
+                                'is complete. Use another file')
 
     def _given(self, *names: str) -> str:
         """Returns the names of the flags that are set, such as '--n_best and --attention', or ''."""

@@ -119,9 +119,9 @@ def window_problems(config: ConfigDict) -> list[str]:
     decode.py refuses such a search. Without this check, a run could be trained, but not scored.
     """
     method, length, context = config.decode.method, config.decode.extra_length, config.data.context
-    if TASKS[config.task].data != 'documents' or method not in BEAM_METHODS or length < context:
+    if TASKS[config.task].data != 'documents' or method not in BEAM_METHODS or length <= context:
         return []
-    return [f'config.decode.extra_length={length}: must be below data.context={context} for decode.method={method}, '
+    return [f'config.decode.extra_length={length}: must be at most data.context={context} for decode.method={method}, '
             'because beam search uses only one window of the model']
 
 

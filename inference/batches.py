@@ -77,12 +77,18 @@ def rows_per_thread(batch_size: int, threads: int, count: int) -> int:
 
 def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], batches: Sequence[Sequence[int]],
                     threads: int) -> Iterator[Hypotheses]:
-    """Yields the result of `find` for each batch of rows, in order. `threads` batches are searched at the same time."""
+    """Yields the result of `find` for each batch of rows, in order. `threads` batches are searched at the same time.
+
+    An error or Ctrl-C takes effect at once. The searches that are running then end in the background.
+    """
     if min(threads, len(batches)) < 2:  # JAX's context managers apply only to the caller's thread
         yield from map(find, batches)
         return
-    with ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads)
+    try:
         yield from pool.map(find, batches)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _cores() -> int:

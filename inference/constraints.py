@@ -32,8 +32,10 @@ MAX_ENTRIES = 2 ** 28  # maximum number of entries of a table: 1 GiB
 # A phrase that repeats itself has exponentially many states behind a prompt, so the states are counted while they are
 # made.
 MAX_STATES = 2 ** 18
+# Thai, Lao, Burmese, Khmer, 々〆〇, kana, Bopomofo, Han, and the extensions of these scripts up to U+FFFF.
 WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3005, 0x3007), (0x3040, 0x30ff),
-                  (0x31f0, 0x31ff), (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, 々〆〇, kana, Han
+                  (0x3105, 0x312f), (0x31a0, 0x31bf), (0x31f0, 0x31ff), (0x3400, 0x9fff), (0xa9e0, 0xa9ff),
+                  (0xaa60, 0xaa7f), (0xf900, 0xfaff), (0xff66, 0xff9f))
 # Above U+FFFF, only the letters of these scripts make words: Osage, Rohingya, Chakma, Newa, Miao, Hmong, Wancho, Adlam.
 # All scripts would add 275 states instead of 32 for a vocabulary with bytes.
 WITH_SPACES = ((0x104b0, 0x104ff), (0x10d00, 0x10d3f), (0x11100, 0x1114f), (0x11400, 0x1147f), (0x16f00, 0x16f9f),

@@ -211,12 +211,14 @@ def _has_text(by: Any) -> bool:
 
 
 def indices(numbers: Any, where: str) -> list[int] | None:
-    """Returns the indices of heads or tokens as a list. Raises UserError if they are not whole numbers."""
+    """Returns the indices of heads or tokens as a list. Raises UserError if they are empty or not whole numbers."""
     if numbers is None:
         return None
     with contextlib.suppress(TypeError):  # not a list, or an entry is not a whole number
         listed = [operator.index(number) for number in numbers if not isinstance(number, bool)]
-        if len(listed) == len(numbers) and max(listed, default=0) <= MOST_INDEX:
+        if not len(numbers):
+            raise UserError(f'{where}=[] selects nothing. Use at least one number, or remove it to select everything')
+        if len(listed) == len(numbers) and max(listed) <= MOST_INDEX:
             return listed
     raise UserError(f'{where}={str(numbers)[:80]} must be a list of whole numbers from 0 to {MOST_INDEX}')
 

@@ -21,7 +21,7 @@ from inference.options import SAMPLING, SearchOptions, search_options
 from inference.outputs import Hypothesis, Output
 from inference.scores import Evaluation, change_warning, text_scores
 from inference.search import length_penalty
-from inference.text import LENGTHS, SearchModel, attention_weights
+from inference.text import LENGTHS, SearchModel, attention_weights, not_finite
 from input_pipeline.data import DocumentData
 from input_pipeline.stores import TEXT
 from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
@@ -41,13 +41,13 @@ class Generator(SearchModel):
     """A decoder-only language model.
 
     Attributes:
-      context: the number of tokens of a training window. The model never reads more tokens at a time. A longer text
-        continues in a new window, which begins with the last half of the previous window.
+      context: the number of tokens that the model reads in a training window. It never reads more tokens at a time. A
+        longer text continues in a new window, which begins with the last half of the previous window.
       whole_documents: whether the model was trained on whole documents. If true, a prompt is the beginning of a
         document and follows the start token. Otherwise a prompt is a piece from the middle of a text.
     """
 
-    cut, multiline = True, True
+    cut, multiline, unit = True, True, 'text'
     unpredicted = 1
     titles = {'encoder': ('text', 'text')}
 
@@ -77,10 +77,10 @@ class Generator(SearchModel):
         """
         prompts = checked_texts(prompts)
         if self._one_way(options):  # when a window is full, the next window begins with its last half
-            room, kept, limit = max(1, self.context - 1), max(1, self.context // 2), 'config.data.context'
+            room, kept, limit = self.context, max(1, self.context // 2), 'config.data.context'
         else:
-            room = kept = self.context - options.extra_length
-            limit = 'config.data.context minus --extra_length'
+            room = kept = self.context + 1 - options.extra_length  # the last new token is not read
+            limit = 'config.data.context plus 1 minus --extra_length'
         begins = [self._begin(prompt, first + row, room, kept, limit) for row, prompt in enumerate(prompts)]
         tokens = [read for read, _ in begins]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
@@ -90,7 +90,7 @@ class Generator(SearchModel):
         draw = 0  # number of windows that each open row has filled
         while open_rows:
             sources = [self._window([*tokens[row], *best[row].tokens]) for row in open_rows]
-            rooms = [min(max(1, self.context - len(source)), options.extra_length - len(best[row].tokens))
+            rooms = [min(self.context + 1 - len(source), options.extra_length - len(best[row].tokens))
                      for row, source in zip(open_rows, sources, strict=True)]
             # The length is a multiple of LENGTHS, so that few lengths are compiled.
             longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)
@@ -120,13 +120,12 @@ class Generator(SearchModel):
         """
         texts = checked_texts(texts)
         tokens = [self.tokenizers['target'].encode(text) for text in texts]
-        kept = max(1, self.context // 2)
-        size = kept + self.stride
+        size = self.context + 1  # as in training, a window has `context` inputs, and the next tokens are its targets
         windows, origins = [], []  # for each window: (index of the text, number of targets that are already scored)
         for row, text_tokens in enumerate(tokens):
             whole, done = [BOS, *text_tokens, EOS], 1
             while done < len(whole):
-                begin = max(0, done - kept) if done > 1 else 0
+                begin = max(0, done + self.stride - size)
                 window = whole[begin:begin + size]
                 windows.append(Forced({'tokens': window[:-1]}, window[1:]))
                 origins.append((row, done - begin - 1))
@@ -156,8 +155,7 @@ class Generator(SearchModel):
         Raises:
           UserError: before the split is read, if `generate` refuses the options.
         """
-        self._one_way(options)  # raises the errors of `generate` before the evaluation, which may take long
-        self.automaton(options)
+        self.check_options(options)  # before the evaluation, which may take long
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
         plan, unknown = data.plan(split, options.batch_size), 0
@@ -172,12 +170,14 @@ class Generator(SearchModel):
         stopwatch = Stopwatch()
         sums = evaluate(step, self.params, batches())
         speed = stopwatch.speed(float(sums.tokens))
+        if not np.isfinite(sums.loss):
+            raise not_finite('the split has no scores', self.name, self.params)
         samples = [output.text for output in self.generate([self.opening(config.data)] * SAMPLES, options)]
         scores = text_scores(-float(sums.others['nll']), int(sums.tokens), plan.characters, plan.bytes)
         results = sums.means() | {
-            'n': int(sums.tokens), 'bits_per_character': scores['bits_per_character'],
-            'bits_per_byte': scores['bits_per_byte'], 'characters': plan.characters, 'bytes': plan.bytes,
-            **speed, 'samples': samples}
+            'perplexity': scores['perplexity'], 'n': int(sums.tokens),
+            'bits_per_character': scores['bits_per_character'], 'bits_per_byte': scores['bits_per_byte'],
+            'characters': plan.characters, 'bytes': plan.bytes, **speed, 'samples': samples}
         if unknown:
             results['unknown_tokens'] = unknown
             log.warning('%s: %d of %d tokens are <unk>, because the vocabulary does not have their characters. Do not '
@@ -287,8 +287,13 @@ class Generator(SearchModel):
         if len(start) + length <= room:
             return start + first, prompt
         read = f'only the last {kept} tokens are read' if length > kept else 'the start token before them is not read'
-        log.warning('text %d has %d tokens: %s (%s)', number + 1, length, read, limit)
+        log.warning('%s %d has %d tokens: %s (%s)', self.unit, number + 1, length, read, limit)
         return last[-kept:], ''
+
+    @override
+    def check_options(self, options: SearchOptions) -> None:
+        self._one_way(options)
+        super().check_options(options)
 
     def _one_way(self, options: SearchOptions) -> bool:
         """Returns whether a search has only one hypothesis, so that it can continue in a new window.
@@ -297,13 +302,13 @@ class Generator(SearchModel):
           UserError: if a search with several hypotheses would exceed one window.
         """
         one_way = options.n_best == 1 and options.method not in BEAM_METHODS
-        if not one_way and options.extra_length >= self.context:
-            raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, because beam '
+        if not one_way and options.extra_length > self.context:
+            raise UserError(f'extra_length={options.extra_length}: must be at most {self.context}, because beam '
                             'search and n_best>1 use only one window of the model. Decrease extra_length')
         return one_way
 
     def _window(self, tokens: list[int]) -> list[int]:
-        return tokens if len(tokens) < self.context else tokens[-max(1, self.context // 2):]
+        return tokens if len(tokens) <= self.context else tokens[-max(1, self.context // 2):]
 
     def _joined(self, so_far: Hypothesis, new: Hypothesis, alpha: float) -> Hypothesis:
         tokens, log_prob = [*so_far.tokens, *new.tokens], so_far.log_prob + new.log_prob

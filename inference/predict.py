@@ -15,7 +15,7 @@ from configs.options import SEARCH_NUMBERS
 from inference.options import SearchOptions
 from inference.predictions import Prediction, Predictions, value_cells
 from inference.scores import Evaluation, classification_scores, regression_scores
-from inference.text import attention_weights
+from inference.text import attention_weights, not_finite
 from input_pipeline.data import ExampleData
 from input_pipeline.input_format import InputFormat
 from model import Params
@@ -35,7 +35,10 @@ class Predictor:
       classes: the names of the classes; None if the model predicts values.
       preprocessing: converts raw inputs to inputs of the module, and outputs of the module to raw values.
       shape: the shape of one input, [*space, channels].
+      name: the name of the run, for messages.
     """
+
+    name = 'this model'
 
     def __init__(self, module: nn.Module, params: Params, form: InputFormat):
         self.module, self.params, self.form = module, params, form
@@ -77,7 +80,7 @@ class Predictor:
         `names` are the names of the inputs.
 
         Raises:
-          UserError: if `batch_size` is not allowed.
+          UserError: if `batch_size` is not allowed, or the outputs are NaN or infinite.
         """
         bounds = SEARCH_NUMBERS['batch_size']
         if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
@@ -92,9 +95,11 @@ class Predictor:
                       for name, array in self.arguments(part).items()}
             outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
         outputs = np.concatenate(outputs)
-        if self.classes is None:
-            return Predictions(inputs, self.preprocessing.values(outputs), self.form, names)
-        return Predictions(inputs, np.asarray(jax.nn.log_softmax(outputs)), self.form, names)
+        outputs = self.preprocessing.values(outputs) if self.classes is None else np.asarray(
+            jax.nn.log_softmax(outputs))
+        if not np.isfinite(outputs).all():
+            raise not_finite('the inputs have no predictions', self.name, self.params)
+        return Predictions(inputs, outputs, self.form, names)
 
     def attention(self, example: Prediction | Shaped[np.ndarray, '*space channels'] | Sequence
                   ) -> dict[str, Float[np.ndarray, 'layer head t s']]:

@@ -22,14 +22,13 @@ class Report:
 
     Attributes:
       model: the model.
-      unit: the name of an input in messages: 'line', 'document' or 'text'.
       scored: if true, the outputs are texts from the input, and a language model has scored these texts. If false, the
         model has written the outputs.
       first: the number of earlier inputs, which are not in the report.
     """
 
-    def __init__(self, model: TextModel, unit: str, *, scored: bool, first: int = 0):
-        self.model, self.unit, self.scored, self.first = model, unit, scored, first
+    def __init__(self, model: TextModel, *, scored: bool, first: int = 0):
+        self.model, self.scored, self.first = model, scored, first
         self._count, self._changed, self._log_prob = 0, 0, 0.0
         self._attended, self._long = 0, 0  # numbers of outputs
         self._sizes: collections.Counter[str] = collections.Counter()  # bytes, characters and tokens
@@ -74,15 +73,16 @@ class Report:
         if not self.scored or not self._count:
             return
         assert isinstance(self.model, Generator), 'only texts of language models have bits per byte'
-        units = f'{self.unit}s' if self._count > 1 else self.unit
+        units = f'{self.model.unit}s' if self._count > 1 else self.model.unit
         scores = text_scores(self._log_prob, **self._sizes)
         bits = [f'{scores[name]:.4f} {name.replace("_", " ")}, ' for name in ('bits_per_byte', 'bits_per_character')
                 if scores[name] is not None]
-        log.info('%d %s with %d bytes, %d characters and %d tokens (including end tokens): %sperplexity %.4f per '
+        perplexity = 'above 1e308' if scores['perplexity'] is None else f'{scores["perplexity"]:.4f}'
+        log.info('%d %s with %d bytes, %d characters and %d tokens (including end tokens): %sperplexity %s per '
                  'token. Windows have %d tokens, and the stride is %d tokens', self._count, units, self._sizes['bytes'],
-                 self._sizes['characters'], self._sizes['tokens'], ''.join(bits), scores['perplexity'],
+                 self._sizes['characters'], self._sizes['tokens'], ''.join(bits), perplexity,
                  self.model.context, self.model.stride)
-        if warning := change_warning(self._changed, self._count, self.unit):
+        if warning := change_warning(self._changed, self._count, self.model.unit):
             log.warning('%s', warning)
 
     def _about_unknown(self) -> str:
@@ -108,13 +108,13 @@ class Report:
             # The text is truncated: a language model reads the end of a prompt, a translator the beginning of a source.
             unknown = unknown[-count:] if isinstance(self.model, Generator) else unknown[:count]
         self._unknown.update(text[number - 1] for number in unknown)
-        where = f'{self.unit} {self.first + self._count}'
+        where = f'{self.model.unit} {self.first + self._count}'
         self._place = self._place or (f'character {unknown[0]} of {where}' if unknown else where)
 
 
-def note_unknown(model: TextModel, outputs: Sequence[Output], unit: str = 'text') -> None:
+def note_unknown(model: TextModel, outputs: Sequence[Output]) -> None:
     """Logs a warning if inputs have characters that are not in the vocabulary."""
-    report = Report(model, unit, scored=False)
+    report = Report(model, scored=False)
     report.add(outputs)
     report.write()
 

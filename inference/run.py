@@ -282,8 +282,7 @@ class Run:
 
     def _answerer(self, module: nn.Module, params: Any) -> Any:
         model = make_answerer(self.config, module, params, self._trained.tokenizers, self._trained.sizes)
-        if not isinstance(model, Predictor):
-            model.name = ', '.join(map(str, self.workdirs))
+        model.name = ', '.join(map(str, self.workdirs))
         return model
 
     def _texts_of(self, split: str) -> Sequence[Any] | np.ndarray:

@@ -27,7 +27,11 @@ BLEU_TOKENIZERS = {language: tokenizer for tokenizer, languages in {
 # If a larger share of the references has no 4-gram, BLEU is unreliable. In the built-in data, this share is up to 0.52
 # for languages with spaces between words, and BLEU still distinguishes good models from bad models.
 MOST_SHORT = 0.75
-ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters that would end a cell or a line of a table
+# Python represents the bytes of a file name that is not UTF-8 as surrogates, which UTF-8 cannot encode.
+SURROGATES = {chr(code): f'\\u{code:04x}' for code in range(0xd800, 0xe000)}
+# Characters that would end a cell or a line of a table, or cannot be written.
+ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r', **SURROGATES}
+ESCAPED = str.maketrans(ESCAPES)
 
 
 class Evaluation(NamedTuple):
@@ -191,12 +195,20 @@ def _resampling(signature: Any) -> str:
     return '|'.join(part for part in str(signature).split('|') if part.startswith(('bs:', 'seed:')))
 
 
+def perplexity(loss: float) -> float | None:
+    """Returns exp(loss), or None (null in JSON) if this is larger than the largest float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return None
+
+
 def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> dict[str, float | None]:
     """Returns the perplexity per token, the bits per character and the bits per byte of texts.
 
-    If the texts are empty, the bits per character and per byte are None. Bits per byte (of UTF-8) can be compared
-    between tokenizers, because every byte is counted once. The perplexity can be compared only between models with the
-    same vocabulary.
+    If the texts are empty, the bits per character and per byte are None. A perplexity above 1.8e308 is None. Bits per
+    byte (of UTF-8) can be compared between tokenizers, because every byte is counted once. The perplexity can be
+    compared only between models with the same vocabulary.
 
     Args:
       log_prob: the log-probability of all tokens, in nats.
@@ -205,7 +217,7 @@ def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> di
       bytes: the number of bytes of the texts in UTF-8.
     """
     bits = -log_prob / math.log(2)
-    return {'perplexity': float(np.exp(-log_prob / tokens)),
+    return {'perplexity': perplexity(-log_prob / tokens),
             'bits_per_character': bits / characters if characters else None,
             'bits_per_byte': bits / bytes if bytes else None}
 
@@ -272,11 +284,11 @@ def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Flo
 
 def table_line(cells: Sequence[str]) -> str:
     """Returns a line of RUN/results/SPLIT.tsv: cells separated by tabs, with ESCAPES applied, and a line feed."""
-    return '\t'.join(cell.translate(str.maketrans(ESCAPES)) for cell in cells) + '\n'
+    return '\t'.join(cell.translate(ESCAPED) for cell in cells) + '\n'
 
 
 def read_table(path: str | Path) -> list[list[str]]:
     """Returns the rows of RUN/results/SPLIT.tsv, with unescaped cells. Only a line feed ends a line, not U+2028."""
     written = {escape: character for character, escape in ESCAPES.items()}
-    return [[re.sub(r'\\[\\tnr]', lambda match: written[match[0]], cell) for cell in line.split('\t')]
-            for line in Path(path).read_text('utf-8').split('\n')[:-1]]
+    return [[re.sub(r'\\([\\tnr]|ud[89a-f][0-9a-f]{2})', lambda match: written[match[0]], cell)
+             for cell in line.split('\t')] for line in Path(path).read_text('utf-8').split('\n')[:-1]]

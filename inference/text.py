@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from inference.outputs import Hypothesis, Output, TokenProbability
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
+from model.places import EDITS
 from runtime.errors import UserError
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
@@ -48,6 +50,7 @@ class TextModel(abc.ABC):
       params: the parameters of the module.
       tokenizers: {'source': tokenizer of the input, 'target': tokenizer of the output}.
       multiline: whether an output may have several lines.
+      unit: the name of an input in messages, 'line' or 'text'.
       unpredicted: the number of tokens at the beginning of a text that the model does not predict.
         `token_probabilities` begins after these tokens.
       titles: {kind of attention, such as 'cross': (name of the queries, name of the keys)}.
@@ -56,6 +59,7 @@ class TextModel(abc.ABC):
     """
 
     multiline = False
+    unit = 'line'
     name = 'this model'
     unpredicted: ClassVar[int]
     titles: ClassVar[Mapping[str, tuple[str, str]]]
@@ -146,8 +150,15 @@ class TextModel(abc.ABC):
         return length, first, list(last)
 
     def _forced_log_probs(self, texts: Sequence[Forced], batch_size: int) -> list[list[float]]:
-        """Returns the log-probability of each target token of each text."""
-        return forced_log_probs(functools.partial(self.target_log_probs, self.params), self.padded, texts, batch_size)
+        """Returns the log-probability of each target token of each text.
+
+        Raises:
+          UserError: if a log-probability is NaN or infinite.
+        """
+        rows = forced_log_probs(functools.partial(self.target_log_probs, self.params), self.padded, texts, batch_size)
+        if not all(map(math.isfinite, itertools.chain.from_iterable(rows))):
+            raise not_finite('the texts have no scores', self.name, self.params)
+        return rows
 
     def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
         return self.module.apply({'params': params}, *args, **options)
@@ -218,6 +229,10 @@ class SearchModel(TextModel):
             self._automata = {options.avoid: automaton}  # another thread may replace it before this method returns
         return automaton
 
+    def check_options(self, options: SearchOptions) -> None:
+        """Raises UserError if no search is possible with these options, whatever the input is."""
+        self.automaton(options)
+
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None,
                  begins: Sequence[Begin] | None = None) -> list[list[Hypothesis]]:
@@ -242,10 +257,7 @@ class SearchModel(TextModel):
                 results[row] = [self._hypothesis(hypotheses, index, rank) for rank in range(share.n_best)
                                 if hypotheses.scores[index, rank] > search.IMPOSSIBLE]
         if not all(results):
-            finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self.params))
-            infinite = 'logits' if finite else 'parameters and logits'
-            raise UserError(f'{self.name}: the search finds no output, because the {infinite} are NaN or infinite. '
-                            'Use another --checkpoint, or train again with a lower learning rate')
+            raise not_finite('the search finds no output', self.name, self.params)
         if options.method == 'mbr':
             results = [by_expected_chrf(hypotheses)[:options.n_best] for hypotheses in results]
         return results
@@ -338,6 +350,22 @@ def _chunk(lines: Iterator[str], count: int) -> list[str]:
         chunk.append(line)
         characters += len(line)
     return chunk
+
+
+def not_finite(problem: str, name: str, params: Params) -> UserError:
+    """Returns the error for a model whose outputs are NaN or infinite.
+
+    Args:
+      problem: the result that is missing, for the message.
+      name: the name of the run.
+      params: the parameters of the model. They may include the numbers of edits.
+    """
+    trained = {part: leaves for part, leaves in params.items() if part != EDITS}
+    finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(trained))
+    advice = ('Remove the edits of the model, or use smaller numbers in the edits' if finite and EDITS in params else
+              'Use another --checkpoint, or train again with a lower learning rate')
+    outputs = 'outputs' if finite else 'parameters and outputs'
+    return UserError(f'{name}: {problem}, because the {outputs} of the model are NaN or infinite. {advice}')
 
 
 def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndarray, 'layer batch head t s']]:

@@ -16,7 +16,7 @@ from inference.forced import Forced
 from inference.inputs import Begin, SearchInput, checked_pairs, checked_texts, encode_prefix
 from inference.options import BEAM_SEARCH, SearchOptions, search_options
 from inference.outputs import Hypothesis, Output
-from inference.scores import Evaluation, corpus_scores, short_references_warning
+from inference.scores import Evaluation, corpus_scores, perplexity, short_references_warning
 from inference.search import NEW_WORD
 from inference.text import SearchModel, attention_weights
 from input_pipeline.data import PairData
@@ -211,17 +211,17 @@ class Translator(SearchModel):
         outputs = self.translate([source for source, _ in pairs], options)
         return [(output, reference) for output, (_, reference) in zip(outputs, pairs, strict=True)]
 
-    def perplexity(self, pairs: Sequence[TokenPair], batch_size: int) -> float:
+    def perplexity(self, pairs: Sequence[TokenPair], batch_size: int) -> float | None:
         """Returns the exponential of the mean cross-entropy per target token, without label smoothing.
 
-        Two models can be compared only if they have the same vocabulary.
+        Two models can be compared only if they have the same vocabulary. A perplexity above 1.8e308 is None.
 
         Args:
           pairs: sources and targets, including end tokens.
           batch_size: the number of pairs that are scored at a time.
         """
         log_probs = self._forced_pairs(pairs, batch_size)
-        return float(np.exp(-np.mean([log_prob for sentence in log_probs for log_prob in sentence])))
+        return perplexity(-float(np.mean([log_prob for sentence in log_probs for log_prob in sentence])))
 
     def reference_log_probs(self, pairs: Sequence[tuple[str, str]], batch_size: int) -> list[float]:
         """Returns the log-probability of the tokens of each reference that the perplexity of a split includes.
@@ -348,6 +348,6 @@ class Translator(SearchModel):
     def _tokens(self, text: str, number: int) -> list[int]:
         length, tokens, _ = self._ends(text, self.max_length - 1)
         if length > len(tokens):
-            log.warning('line %d has %d tokens: only the first %d tokens are translated (config.data.max_length)',
+            log.warning('%s %d has %d tokens: only the first %d tokens are read (config.data.max_length)', self.unit,
                         number + 1, length, len(tokens))
         return tokens

@@ -186,6 +186,17 @@ def test_interrupt_ends_quietly():
     assert process.returncode == 128 + signal.SIGINT
 
 
+@pytest.mark.parametrize('body, status, message', [
+    ('signal.raise_signal(signal.SIGINT)', 128 + signal.SIGINT, 'interrupted\n'),
+    ('raise UserError("data.en:7: not UTF-8")', 2, 'error: data.en:7: not UTF-8\n')])
+def test_threads_that_compute_do_not_delay_the_end(body, status, message):
+    code = SCRIPT.format(body='import signal, threading; threading.Thread(target=threading.Event().wait).start(); '
+                              f'print("answer"); {body}').replace('run_script(main)',
+                                                                 'run_script(main, ends_at_once=True)')
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (status, 'began\nanswer\n', message)
+
+
 RUN = ['train', '--config=configs/demo.py', '--workdir=none']
 
 

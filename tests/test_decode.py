@@ -23,6 +23,7 @@ from analysis import answering
 from analysis.explain import Page
 from analysis.request import FILES, Request
 from configs import recipe
+from inference import arriving, constraints
 from inference.edits import Edit
 from inference.options import SearchOptions
 from inference.outputs import Hypothesis, Output
@@ -46,7 +47,7 @@ from inference.outputs import Hypothesis, Output
 
 class Slow:
     """Compiles for 0.6 s, then answers ten lines in 0.4 s."""
-    multiline = False
+    multiline, unit = False, 'line'
 
     def respond_all(self, lines, options):
         jax.jit(lambda x: time.sleep(0.6) or x + 1)(0.0)
@@ -73,6 +74,19 @@ def test_the_logged_time_separates_compiling_from_answering():
     first, *parts = map(float, start.groups())
     assert parts[0] > 0 and parts[2] == pytest.approx(compiling, abs=0.051)
     assert first > sum(parts) + 0.15  # the search takes at least 0.4 s, and the four numbers are rounded to 0.1 s
+
+
+@pytest.mark.parametrize('model, text, first, count', [
+    (Echo(), 'one\n', 'first line after', '1 line in'), (Echo(), 'one\ntwo\n', 'first line after', '2 lines in'),
+    (Parrot(), 'one\n', 'first text after', '1 text in'), (Echo(), '', '', '0 lines in')])
+def test_the_log_has_the_name_of_an_input_and_its_plural(tmp_path, monkeypatch, caplog, model, text, first, count):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    caplog.set_level('INFO', logger='allyouneed')
+    (tmp_path / 'in.txt').write_text(text)
+    answering.answer_file(Request(input=f'{tmp_path}/in.txt', output=f'{tmp_path}/out.txt'), model,
+                          SearchOptions(method='greedy', extra_length=2), None)
+    *started, ended = caplog.messages
+    assert ended.startswith(count) and [message[:16] for message in started] == [first] * bool(first)
 
 
 @pytest.mark.slow
@@ -110,7 +124,7 @@ def test_lines_in_are_lines_out(run):
     assert result.stdout.decode().splitlines() == lines  # none ends early for those who end one at U+2028
     stderr = result.stderr.decode()
     assert 'line 8 has ' in stderr and 'line 9 has ' in stderr
-    assert stderr.count('only the first 23 tokens are translated') == 2
+    assert stderr.count('only the first 23 tokens are read') == 2
 
 
 def test_jsonl_has_all_entries_and_pictures_are_drawn(run, tmp_path):
@@ -277,6 +291,23 @@ def test_a_failed_decode_leaves_the_old_output(run, tmp_path):
     result = script('decode.py', f'--workdir={run[0]}', f'--input={tmp_path}/bad.txt', f'--output={tmp_path}/out.txt')
     assert result.returncode == 2 and b'bad.txt:2' in result.stderr
     assert (tmp_path / 'out.txt').read_text() == 'precious'
+
+
+@pytest.mark.parametrize('model, flags, options, message', [
+    (Echo(), {'input': 'none.txt'}, SearchOptions(), 'none.txt cannot be read'),
+    (Echo(), {'input': 'in.txt', 'score': True}, SearchOptions(), 'in.txt:1: a line must be SOURCE<tab>TARGET'),
+    (Parrot(), {'input': '-'}, SearchOptions(extra_length=65), 'extra_length=65: must be at most 64'),
+    (Echo(), {'input': '-'}, SearchOptions(avoid=['a' * 1000]), 'avoid: the table for 1 phrases is too large')])
+def test_a_wrong_request_leaves_the_incomplete_output_of_an_earlier_request(
+        tmp_path, monkeypatch, model, flags, options, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constraints, 'MAX_ENTRIES', 10)
+    monkeypatch.setattr(arriving, 'piped_lines', lambda: pytest.fail('a line is read'))
+    Path('in.txt').write_text('one\n')
+    Path('out.txt.partial').write_text('precious')
+    with pytest.raises(UserError, match=message):
+        answering.answer_file(Request(output='out.txt', **flags), model, options, None)
+    assert Path('out.txt.partial').read_text() == 'precious'
 
 
 @pytest.mark.slow
@@ -496,7 +527,7 @@ def test_a_missing_training_split_is_reported_before_a_split_is_translated(scori
 def test_empty_targets_have_the_attention_of_their_end_token(tmp_path):
     model, page = random_run('transformer').model, Page(tmp_path / 'page.html', '', 5)
     request = Request(input='-', score=True, format='jsonl', attention=True, pictures=str(tmp_path / 'pictures'))
-    report = answering.Report(model, 'line', scored=False)
+    report = answering.Report(model, scored=False)
     first, second = (json.loads(answering.output_line(request, report, answer, number, 1, page))
                      for number, answer in enumerate(model.forced_all([('one', ''), ('', '')]), 1))
     assert np.shape(first['attention'])[2:] == (1, 4) and np.shape(second['attention'])[2:] == (1, 1)
@@ -509,7 +540,7 @@ def test_an_empty_pair_is_shown_and_an_empty_line_is_not(score, tmp_path, monkey
     monkeypatch.setattr(model, 'attention', lambda output: {'cross': np.ones((1, 1, 1, 1))})
     monkeypatch.setattr(model, 'token_probabilities', lambda *_: [])
     request, page = Request(input='-', score=score, format='jsonl', attention=True), Page(tmp_path / 'page.html', '', 5)
-    line = json.loads(answering.output_line(request, answering.Report(model, 'line', scored=False),
+    line = json.loads(answering.output_line(request, answering.Report(model, scored=False),
                                             Output('', [], [Hypothesis('', [], -1.0, -1.0)]), 1, 1, page))
     assert (page.count, line.get('attention')) == ((1, [[[[1.0]]]]) if score else (0, None))
 
@@ -517,7 +548,7 @@ def test_an_empty_pair_is_shown_and_an_empty_line_is_not(score, tmp_path, monkey
 def test_a_prompt_with_an_empty_continuation_has_attention(monkeypatch):
     model, request = Parrot(), Request(input='-', format='jsonl', attention=True)
     monkeypatch.setattr(model, 'attention', lambda output: {'encoder': np.zeros((1, 1, 2, 2))})
-    report = answering.Report(model, 'line', scored=False)
+    report = answering.Report(model, scored=False)
     first, second = (json.loads(answering.output_line(request, report, answer, number, 1, None))
                      for number, answer in enumerate(model.generate(['ab', 'a'], SearchOptions(
                          method='greedy', extra_length=0)), 1))

@@ -71,11 +71,11 @@ def test_texts_of_several_lines_are_scored_and_continued(language_run):
     assert not first.keys() & {'source', 'source_tokens', 'tokens', 'n_best'}  # a file may have a million tokens
     assert first['bits_per_byte'] == pytest.approx(-first['log_prob'] / np.log(2) / 21, rel=1e-6)
     stderr = done.stderr.decode()
-    assert "the model reads it as <unk>: '7' (1). The first is character 18 of document 2" in stderr
+    assert "the model reads it as <unk>: '7' (1). The first is character 18 of text 2" in stderr
     assert stderr.count('not in the vocabulary') == 1
     total = (first['log_prob'] + second['log_prob']) / -np.log(2) / 39
     assert f'39 bytes, 39 characters and 41 tokens (including end tokens): {total:.4f} bits per byte' in stderr
-    assert 'in 1 of 2 documents, the decoded tokens differ from the text' in stderr
+    assert 'in 1 of 2 texts, the decoded tokens differ from the text' in stderr
     done = script('decode.py', f'--workdir={language_run}', '--input=-', '--documents=file', '--score',
                   '--format=jsonl', stdin=text)
     line = json.loads(done.stdout)
@@ -101,7 +101,7 @@ def test_generating_in_a_notebook(language_run):
     assert weights.shape == (1, 2, 9, 9)
     beam, = run.generate(['abc'], SearchOptions(method='beam', beam=3, n_best=2, extra_length=4))
     assert beam.text == ' def' and len(beam.hypotheses) == 2
-    with pytest.raises(UserError, match='extra_length=40: must be less than 16, because'):
+    with pytest.raises(UserError, match='extra_length=40: must be at most 16, because'):
         run.generate(['abc'], SearchOptions(method='beam', extra_length=40))
     with pytest.raises(UserError, match='does not support translation'):
         run.translate(['abc'])

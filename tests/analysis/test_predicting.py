@@ -3,6 +3,7 @@
 import collections
 import csv
 import json
+import os
 import re
 
 import numpy as np
@@ -13,6 +14,7 @@ import inference
 from analysis.answering import decode
 from analysis.pictures import answer_figure
 from analysis.request import Request
+from inference.scores import read_table
 from runtime.errors import UserError
 
 
@@ -91,7 +93,7 @@ def folder(images, tmp_path_factory):
     return folder
 
 
-def test_answers_are_text_json_lines_or_a_table(run, images, folder, tmp_path):
+def test_answers_are_text_json_lines_or_a_table(run, images, folder, tmp_path, capsys):
     predictions, out = run.predict(images), tmp_path / 'out'
     texts = [f'{each.label}\t{each.probability:.4f}' for each in predictions]
     rows = [f'{index}\t{text}' for index, text in enumerate(texts)]
@@ -111,6 +113,15 @@ def test_answers_are_text_json_lines_or_a_table(run, images, folder, tmp_path):
     assert out.read_text().splitlines() == [f'{index}.png\t{text}' for index, text in enumerate(texts)]
     asked(run, input=f'{folder}/png/1.png', output=str(out))
     assert out.read_text() == f'{folder}/png/1.png\t{texts[1]}\n'
+    name = os.fsdecode(b'\xff.png')  # not UTF-8
+    (tmp_path / 'png').mkdir()
+    (tmp_path / 'png' / name).write_bytes((folder / 'png' / '1.png').read_bytes())
+    for output in str(out), None:  # a file and stdout
+        asked(run, input=f'{tmp_path}/png', output=output)
+        asked(run, input=f'{tmp_path}/png', output=output and f'{output}.jsonl', format='jsonl')
+    table, line = out.read_text(), (tmp_path / 'out.jsonl').read_text()
+    assert read_table(out)[0][0] == json.loads(line)['name'] == name
+    assert capsys.readouterr().out == table + line
     asked(run, input=f'{folder}/in.npz', output=str(out), format='jsonl')
     assert len(json.loads(out.read_text().splitlines()[0])['n_best']) == 1
 

@@ -417,14 +417,14 @@ def test_only_a_run_that_exists_may_have_built_in_data_of_another_task_or_an_emp
 
 @pytest.mark.parametrize('recipe, options, resumes, wrong', [
     ('llama_tiny', ['data.context=64', 'decode.method=beam'], False, True),
-    ('llama_tiny', ['data.context=64', 'decode.method=mbr'], False, True), ('lm_1b', ['data.context=50'], False, True),
+    ('llama_tiny', ['data.context=64', 'decode.method=mbr'], False, True), ('lm_1b', ['data.context=49'], False, True),
     ('llama_tiny', ['data.context=64', 'decode.method=beam'], True, False),
-    ('llama_tiny', ['data.context=64', 'decode.method=beam', 'decode.extra_length=63'], False, False),
+    ('llama_tiny', ['data.context=64', 'decode.method=beam', 'decode.extra_length=64'], False, False),
     ('llama_tiny', ['data.context=64', 'decode.method=greedy'], False, False)])
 def test_beam_search_of_a_new_language_model_must_fit_into_a_window(monkeypatch, recipe, options, resumes, wrong):
     holder = given(monkeypatch, recipe, *options)
     if wrong:
-        with pytest.raises(UserError, match=r'config\.decode\.extra_length=\d+: must be below data\.context=\d+'):
+        with pytest.raises(UserError, match=r'config\.decode\.extra_length=\d+: must be at most data\.context=\d+'):
             checks.config_from(holder, resumes=resumes)
     else:
         checks.config_from(holder, resumes=resumes)

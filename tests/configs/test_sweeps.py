@@ -120,11 +120,11 @@ def test_the_warmups_of_a_sweep_fit_a_short_training():
 def test_beam_search_of_each_run_of_a_language_model_must_fit_into_a_window():
     config, method = llama_tiny.get_config(), {'decode.method': 'beam'}
     config.data.context = 64
-    with pytest.raises(UserError, match=r'decode.method.*extra_length=300: must be below data\.context=64'):
+    with pytest.raises(UserError, match=r'decode.method.*extra_length=300: must be at most data\.context=64'):
         planned_runs('sweep.py', config, [method], {})
-    assert planned_runs('sweep.py', config, [method | {'decode.extra_length': 63}], {})
+    assert planned_runs('sweep.py', config, [method | {'decode.extra_length': 64}], {})
     config.decode.method = 'beam'
-    with pytest.raises(UserError, match=r"'seed': 1.*extra_length=300: must be below data\.context=64"):
+    with pytest.raises(UserError, match=r"'seed': 1.*extra_length=300: must be at most data\.context=64"):
         planned_runs('sweep.py', config, [{'seed': 1}], {})
 
 

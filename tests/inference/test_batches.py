@@ -334,6 +334,23 @@ def test_an_error_in_a_thread_is_the_callers(monkeypatch):
         list(batches.find_in_threads(find, [[0], [1], [2]], 2))
 
 
+def test_an_interrupt_does_not_wait_for_running_searches_and_starts_no_more():
+    interrupted, began = threading.Event(), []
+
+    def find(rows):
+        began.append(rows)
+        if rows == [0]:
+            raise KeyboardInterrupt
+        assert interrupted.wait(10)
+        return rows
+
+    with pytest.raises(KeyboardInterrupt):
+        list(batches.find_in_threads(find, [[0], [1], [2], [3], [4]], 2))
+    running = threading.active_count()
+    interrupted.set()
+    assert running > 1 and [4] not in began
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('search', SEARCHES)
 def test_threads_find_what_one_finds_and_compile_no_more(search, monkeypatch):

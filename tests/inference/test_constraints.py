@@ -73,6 +73,14 @@ def test_ideographic_iteration_marks_and_zeros_do_not_make_words():
     assert not avoided('我A々') and not avoided('〇一')
 
 
+@pytest.mark.parametrize('phrase', [
+    'ภาษา', 'ພາສາ', 'မြန်မာ', 'ꩡꩫ', 'ꧢꧣ', 'ខ្មែរ', 'かな', 'カナ', 'ｶﾅ', 'ㄅㄆ', 'ㆠㆡ', '漢字'])
+def test_a_phrase_of_a_script_without_spaces_is_forbidden_inside_a_longer_text(phrase):
+    other = phrase[0]  # a letter of the same script
+    avoided = avoids([phrase], char_tokenizer(phrase))
+    assert avoided(f'{other}{phrase}{other}') and avoided(phrase) and not avoided(other)
+
+
 def test_a_prompt_with_a_word_to_avoid_may_begin_a_longer_phrase():
     tokenizer = char_tokenizer('New Yorkd')
     automaton = Automaton(['New', 'New York'], tokenizer, True)
@@ -123,6 +131,7 @@ KANA = char_tokenizer('かがきぎ\u3099ハバパ')
     (KANA, 'かき', ['かき', 'がかき', 'かきか'], ['かぎ', 'がぎ', 'がき', 'かき\u3099か']),
     (KANA, 'かぎ', ['かぎ', 'かき\u3099', 'がかぎ'], ['かき', 'がぎ', 'がき']),
     (KANA, 'ハ', ['ハ', 'かハ'], ['バ', 'パ', 'かバ']),
+    (char_tokenizer('ｶｷﾞ'), 'ｶｷ', ['ｶｷ', 'ﾞｶｷ', 'ｶｷﾞ'], ['ｶﾞｷ', 'ｷﾞ']),  # the half-width mark is a separate character
     (ByteTokenizer(), 'かき', ['かき', 'がかき', 'かきか'], ['かぎ', 'がぎ', 'がき', 'かぎか']),
 ])
 def test_a_voiced_kana_is_another_character(tokenizer, phrase, forbidden, allowed):

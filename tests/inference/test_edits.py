@@ -350,6 +350,8 @@ def test_texts_outputs_and_arrays_of_an_edit_are_written_to_json(by, expected):
     (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be an array of numbers, or one of uniform, first"),
     (('mean', f'{CROSS}/weights', ['a', 'bc']), 'attention weights cannot be averaged over sentences'),
     (('zero', f'{CROSS}/heads', None, [True]), r'heads=\[True\] must be a list of whole numbers'),
+    (('zero', f'{CROSS}/heads', None, []), rf'at {CROSS}/heads: heads=\[\] selects nothing'),
+    (('zero', 'decoder', None, None, []), r'positions=\[\] selects nothing'),
     (('zero', 'decoder', None, None, [2 ** 40]), r'positions=\[1099511627776\] must be a list of whole numbers'),
     (('scale', 'decoder', 'abc'), 'by=abc must be a finite number, or a rectangular array of finite numbers'),
     (('scale', 'decoder', {'a': 1}), 'must be a finite number'),

@@ -108,13 +108,13 @@ def test_an_empty_text_of_subwords_has_only_the_end_token():
 
 @pytest.mark.slow
 def test_a_text_is_scored_window_by_window(generating):
-    """A window has 8 tokens; what follows is predicted from the 4 before."""
+    """A window has 8 inputs; then each of 4 more targets is predicted from at least 5 tokens."""
     lines = ['', 'a', 'abcabc', 'abcabca', 'abcabcab', *texts(9, 30)]
     for output, line in zip(generating.forced_all(lines, SearchOptions(batch_size=4)), lines, strict=True):
         whole = [BOS, *TOKENIZER.encode(line), EOS]
-        expected = summed(generating, whole[1:8], tokens=whole[:8][:-1])
-        for begin in range(8, len(whole), 4):
-            expected += summed(generating, whole[begin:begin + 4], tokens=whole[begin - 4:begin + 4][:-1])
+        expected = summed(generating, whole[1:9], tokens=whole[:9][:-1])
+        for begin in range(9, len(whole), 4):
+            expected += summed(generating, whole[begin:begin + 4], tokens=whole[begin - 5:begin + 4][:-1])
         assert output.hypotheses[0].log_prob == pytest.approx(expected, abs=1e-4)
         assert (output.hypotheses[0].text, output.hypotheses[0].ended) == (line, True)
 

@@ -65,7 +65,7 @@ def test_both_sides_of_a_translation_are_searched_for_unknown_characters(caplog)
     echo = Echo()
     echo.tokenizers = dict.fromkeys(('source', 'target'), LETTERS)
     given = Output('a\u20ac', [5, UNK], [Hypothesis('ab\u00e9', [5, 6, UNK], -1.0, -1.0)])
-    note_unknown(echo, [Output('a', [5], [Hypothesis('a', [5], -1.0, -1.0)]), given], 'line')
+    note_unknown(echo, [Output('a', [5], [Hypothesis('a', [5], -1.0, -1.0)]), given])
     assert '2 characters of the input are not' in caplog.text and 'character 2 of line 2' in caplog.text
 
 
@@ -79,13 +79,13 @@ def test_characters_that_the_model_has_not_read_are_not_reported(letters, caplog
     echo.tokenizers = dict.fromkeys(('source', 'target'), LETTERS)
     text = 'a\u20acbcabc\u00a5'
     note_unknown(echo, [Output(text, echo._tokens(text, 0), [Hypothesis('', [], 0.0, 0.0)])])
-    assert "as <unk>: '\u20ac' (1). The first is character 2 of text 1" in caplog.text
+    assert "as <unk>: '\u20ac' (1). The first is character 2 of line 1" in caplog.text
 
 
 def test_a_character_may_be_unknown_on_one_side_only(caplog):
     echo = Echo()
     echo.tokenizers = {'source': LETTERS, 'target': CharTokenizer(json.dumps({'characters': 'ab\u00e9'}).encode())}
-    note_unknown(echo, [Output('c\u00e9', [7, UNK], [Hypothesis('c\u00e9', [UNK, 6], -1.0, -1.0)])], 'line')
+    note_unknown(echo, [Output('c\u00e9', [7, UNK], [Hypothesis('c\u00e9', [UNK, 6], -1.0, -1.0)])])
     assert "as <unk>: '\u00e9' (1), 'c' (1). The first is character 2 of line 1" in caplog.text
 
 
@@ -98,10 +98,10 @@ def test_many_unknown_characters_are_listed_in_part_and_words_without_them_by_th
             yield np.array([UNK] if len(text) > 1 else [5], np.uint32)
 
     caplog.clear()
-    report = Report(Parrot(tokenizer=Words(LETTERS.model)), 'line', scored=False)
+    report = Report(Parrot(tokenizer=Words(LETTERS.model)), scored=False)
     report.add([Output(text, tokens, [Hypothesis('', [], 0.0, 0.0)]) for text, tokens in (('a', [5]), ('abc', [UNK]))])
     report.write()
-    assert caplog.messages[0].startswith('1 token of the input is <unk>, the first in line 2')
+    assert caplog.messages[0].startswith('1 token of the input is <unk>, the first in text 2')
 
 
 def test_at_the_prompt_a_report_has_the_number_of_the_typed_line(monkeypatch, caplog):
@@ -109,13 +109,13 @@ def test_at_the_prompt_a_report_has_the_number_of_the_typed_line(monkeypatch, ca
     answers = model.generate(['a', 'a\u20ac'], GREEDY)
     monkeypatch.setattr(answering, 'answers_to', lambda *arguments: ([answer] for answer in answers))
     answering.answer_file(Request(typed=True), model, GREEDY, None)
-    assert 'The first is character 2 of line 2. ' in caplog.text
+    assert 'The first is character 2 of text 2. ' in caplog.text
 
 
 def test_texts_whose_attention_ends_with_the_window_are_counted_in_one_warning(monkeypatch, caplog):
     model, request = Parrot(context=8, tokenizer=LETTERS), Request(input='-', format='jsonl', attention=True)
     monkeypatch.setattr(model, 'attention', lambda output: {'encoder': np.zeros((1, 1, 2, 2))})
-    report = Report(model, 'line', scored=False)
+    report = Report(model, scored=False)
     for number, answer in enumerate(model.generate(['ab', 'abcabca'], GREEDY), 1):
         answering.output_line(request, report, answer, number, 1, None)
     report.write()
@@ -131,12 +131,12 @@ def test_bits_per_byte_are_those_of_float64_sums_and_count_bytes_of_any_tokenize
         model = generator(tokenizer)
         whole = [BOS, *tokenizer.encode(text), EOS]
         apply, total = jax.jit(model.module.apply), 0.0
-        for target in range(1, len(whole)):  # a window has 8 tokens, and each window begins with the last 4
-            begin = 0 if target < 8 else (target - 4) // 4 * 4
+        for target in range(1, len(whole)):  # a window has 8 inputs, and each window begins with the last 4
+            begin = max(0, (target - 5) // 4 * 4)
             read = np.pad(whole[begin:target], (0, 8 - target + begin))[None]
             logits = np.asarray(apply({'params': model.params}, read), np.float64)[0, target - begin - 1]
             total += logits[whole[target]] - np.log(np.exp(logits).sum())
-        report = Report(model, 'document', scored=True)
+        report = Report(model, scored=True)
         output, = outputs = model.forced_all([text])
         report.add(outputs)
         scores = report.scores(output)
@@ -148,19 +148,29 @@ def test_bits_per_byte_are_those_of_float64_sums_and_count_bytes_of_any_tokenize
         caplog.clear()
         report.write()
         assert caplog.messages == [
-            f'1 document with 36 bytes, 24 characters and {len(whole) - 1} tokens (including end tokens): '
+            f'1 text with 36 bytes, 24 characters and {len(whole) - 1} tokens (including end tokens): '
             f'{scores["bits_per_byte"]:.4f} bits per byte, {scores["bits_per_character"]:.4f} bits per character, '
             f'perplexity {scores["perplexity"]:.4f} per token. Windows have 8 tokens, and the stride is 4 tokens']
 
 
+def test_a_perplexity_that_is_larger_than_any_number_is_null_in_json_and_a_limit_in_the_log(letters, caplog):
+    caplog.set_level('INFO', logger='allyouneed')
+    output = Output('', [BOS], [Hypothesis('a', [5], -2000.0, -2000.0)])
+    report = Report(letters, scored=True)
+    report.add([output])
+    report.write()
+    assert report.scores(output)['perplexity'] is None
+    assert 'perplexity above 1e308 per token' in caplog.text
+
+
 def test_a_score_over_texts_that_the_tokenizer_changes_is_reported_as_incomparable(letters, caplog):
     caplog.set_level('INFO', logger='allyouneed')
-    report = Report(letters, 'line', scored=True)
+    report = Report(letters, scored=True)
     report.add(letters.forced_all(['a\u20ac', 'a', '']))
     report.write()
-    warning = 'in 1 of 3 lines, the decoded tokens differ from the text. Do not compare bits per byte'
+    warning = 'in 1 of 3 texts, the decoded tokens differ from the text. Do not compare bits per byte'
     assert any(message.startswith(warning) for message in caplog.messages)
-    empty = Report(letters, 'line', scored=True)
+    empty = Report(letters, scored=True)
     empty.add(letters.forced_all(['']))
     assert empty.scores(letters.forced_all([''])[0])['bits_per_byte'] is None
 
@@ -234,6 +244,22 @@ def test_the_batch_size_bounds_the_windows_of_a_batch_and_does_not_change_the_sc
     assert shapes == [(16, 8), *[(2, 8)] * 6]
     for name in 'n', 'loss', 'perplexity', 'accuracy', 'bits_per_byte':
         assert small[name] == pytest.approx(whole[name], rel=1e-5)
+
+
+def test_a_text_of_one_window_has_the_perplexity_that_its_split_has(tmp_path, monkeypatch):
+    config = shakespeare_char.get_config()
+    config.update_from_flattened_dict({
+        'cache_dir': str(tmp_path / 'cache'), 'data.file': str(tmp_path / 'text.txt'), 'data.context': 8,
+        'data.validation_share': 0.1})
+    (tmp_path / 'text.txt').write_text('abc cab' * 10)  # the start token and the last 7 characters are 8 inputs
+    data = DocumentData(config, None, ())
+    model = generator(data.tokenizers['text'])
+    monkeypatch.setattr(model, 'generate', lambda prompts, options: [])
+    results, _ = model.score(data, 'validation', config, GREEDY)
+    text, = data.documents('validation')
+    scores = Report(model, scored=True).scores(model.forced_all([text])[0])
+    assert (text, results['n']) == ('abc cab', 8)
+    assert scores['perplexity'] == pytest.approx(results['perplexity'], rel=1e-5)
 
 
 def test_a_list_of_words_to_avoid_that_is_too_long_is_refused_before_a_split_is_read(letters, monkeypatch):

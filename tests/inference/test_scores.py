@@ -238,14 +238,15 @@ def test_attention_that_does_not_exist_cannot_be_chosen(weights, look, message):
 
 
 NASTY = ['7:37\u202fAM', 'C:\\new\\table', 'a\tb', 'one\r\ntwo\n', '\\', '', ' \u00a0 ', '\ufeffmark',
-         '\\\t\\t\\\\t\x00']
+         '\\\t\\t\\\\t\x00', '\udcff', '\\udcff', '\\\udc80\ud83d']
 ENDS = [f'a{end}b' for end in '\x0b\x0c\x1c\x85\u2028\u2029']  # of a line, for some readers
 
 
 @pytest.mark.parametrize('row, line', [
     (['7:37\u202fAM', '07:37'], '7:37\u202fAM\t07:37\n'),
     (['C:\\new', 'tab\t', 'end\r\n'], r'C:\\new' '\t' r'tab\t' '\t' r'end\r\n' '\n'),
-    ([' two  spaces '], ' two  spaces \n'), (['', ''], '\t\n'), (['a\u2028b\x85'], 'a\u2028b\x85\n')])
+    ([' two  spaces '], ' two  spaces \n'), (['', ''], '\t\n'), (['a\u2028b\x85'], 'a\u2028b\x85\n'),
+    (['\udcff.png', '\\udcff'], r'\udcff.png' '\t' r'\\udcff' '\n')])
 def test_a_table_escapes_only_what_ends_a_cell_or_a_line(row, line):
     assert table_line(row) == line
 
@@ -257,7 +258,7 @@ def test_a_table_gives_every_cell_back_to_the_byte(tmp_path):
     cut = subprocess.run(['cut', '-f1', tmp_path / 'test.tsv'], capture_output=True, check=True).stdout
     lines = cut.decode().split('\n')[:-1]
     assert len(lines) == len(rows)
-    plain = [first for first, _ in rows if not set(first) & set('\\\t\r\n')]
+    plain = [first for first, _ in rows if not set(first) & set('\\\t\r\n\udcff')]
     assert [line for line in lines if '\\' not in line] == plain
 
 

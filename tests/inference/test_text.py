@@ -127,9 +127,9 @@ def test_a_continuation_of_every_prompt_in_order(lines, context, whole_documents
     assert [answer.source for answer in found] == lines
     for answer in found:
         assert len(answer.hypotheses[0].tokens) == options.extra_length
-        assert len(answer.source_tokens) <= max(1, context - 1)
+        assert len(answer.source_tokens) <= context
         tokens = [BOS] * whole_documents + [4 + byte for byte in answer.source.encode()] or [BOS]
-        if len(tokens) <= context - max(1, options.extra_length * (options.method == 'beam')):
+        if len(tokens) <= context + 1 - (options.extra_length if options.method == 'beam' else 1):
             assert answer.source_tokens == tokens
         else:
             assert answer.source_tokens == tokens[-len(answer.source_tokens):]
@@ -138,15 +138,15 @@ def test_a_continuation_of_every_prompt_in_order(lines, context, whole_documents
 
 @pytest.mark.parametrize('model, options, which, message', [
     (Echo(max_length=8), OPTIONS, slice(7),
-     'line 2 has 10 tokens: only the first 7 tokens are translated (config.data.max_length)'),
+     'line 2 has 10 tokens: only the first 7 tokens are read (config.data.max_length)'),
     (Parrot(context=8), OPTIONS, slice(-4, None),
      'text 2 has 10 tokens: only the last 4 tokens are read (config.data.context)'),
     (Parrot(context=8, whole_documents=True), OPTIONS, slice(-4, None),
      'text 2 has 10 tokens: only the last 4 tokens are read (config.data.context)'),
-    (Parrot(context=8), SearchOptions(extra_length=3), slice(-5, None),
-     'text 2 has 10 tokens: only the last 5 tokens are read (config.data.context minus --extra_length)'),
-    (Parrot(context=13, whole_documents=True), SearchOptions(extra_length=3), slice(None),
-     'text 2 has 10 tokens: the start token before them is not read (config.data.context minus --extra_length)'),
+    (Parrot(context=8), SearchOptions(extra_length=3), slice(-6, None),
+     'text 2 has 10 tokens: only the last 6 tokens are read (config.data.context plus 1 minus --extra_length)'),
+    (Parrot(context=12, whole_documents=True), SearchOptions(extra_length=3), slice(None),
+     'text 2 has 10 tokens: the start token before them is not read (config.data.context plus 1 minus --extra_length)'),
 ])
 def test_a_line_over_the_limit_is_truncated_with_a_warning(model, options, which, message, warned):
     found = answers(model, ['short', '0123456789', 'short'], options)
@@ -197,14 +197,16 @@ def test_each_window_of_a_continuation_has_a_draw_of_its_own(monkeypatch):
 
     monkeypatch.setattr(Parrot, 'find_all', recorded)
     Parrot(context=8).generate(['ab'], SearchOptions(method='sample', extra_length=20), first=3)
-    assert draws == [(number, [3]) for number in range(5)]  # windows with 6, 4, 4, 4 and 2 new tokens
+    assert draws == [(number, [3]) for number in range(4)]  # windows with 7, 5, 5 and 3 new tokens
 
 
 def test_a_continuation_that_fits_no_window_is_refused_for_a_beam():
-    with pytest.raises(UserError, match='extra_length=8: must be less than 8, because'):
-        answers(Parrot(context=8), ['a'], SearchOptions(extra_length=8))
-    with pytest.raises(UserError, match='extra_length=8: must be less than 8, because'):  # before the split is read
-        Parrot(context=8).score(object.__new__(DocumentData), 'test', ConfigDict(), SearchOptions(extra_length=8))
+    with pytest.raises(UserError, match='extra_length=9: must be at most 8, because'):
+        answers(Parrot(context=8), ['a'], SearchOptions(extra_length=9))
+    with pytest.raises(UserError, match='extra_length=9: must be at most 8, because'):  # before the split is read
+        Parrot(context=8).score(object.__new__(DocumentData), 'test', ConfigDict(), SearchOptions(extra_length=9))
+    found, = answers(Parrot(context=8), ['ab'], SearchOptions(extra_length=8))
+    assert (len(found.source_tokens), len(found.hypotheses[0].tokens)) == (1, 8)
 
 
 def test_lines_are_read_when_needed_and_fewer_long_lines_at_a_time(monkeypatch):
