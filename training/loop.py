@@ -337,10 +337,10 @@ def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingPart
     show = f'python -m tools.show_batch --workdir={shlex.quote(str(parts.directory.path))} --step={step - 1}'
     if skipped > allowed:
         raise AgreedError(f'step {step}: the loss or the gradient is not finite'
-                        + (f', after {allowed} skipped steps' if allowed else '')
-                        + f'. To print the batch of this step, run:\n  {show}\nThe checkpoints are from earlier steps. '
-                        'If the data is correct, try a lower learning rate or optimizer.clip in another --workdir. To '
-                        f'skip up to K such steps in this run, set --config.train.skip_nonfinite=K (now {allowed})')
+                          + (f', after {allowed} skipped steps' if allowed else '')
+                          + f'. To print the batch of this step, run:\n  {show}\nThe checkpoints are from earlier steps. '
+                          'If the data is correct, try a lower learning rate or optimizer.clip in another --workdir. To '
+                          f'skip up to K such steps in this run, set --config.train.skip_nonfinite=K (now {allowed})')
     log.warning('step %d is skipped (%d of at most %d): the loss or the gradient is not finite. To print its batch: %s',
                 step, skipped, allowed, show)
     return dataclasses.replace(progress, skipped=skipped)
