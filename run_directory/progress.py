@@ -72,7 +72,9 @@ class Due(NamedTuple):
 def due_at(step: int, config: ConfigDict, *, minutes: float = 0.0, stop_requested: bool = False) -> Due:
     """Returns the actions that are due after `step`, counted from 1.
 
-    The last step is logged, saved and evaluated. A step is saved before it is evaluated and before the run stops.
+    The last step is logged, saved and evaluated. A step is saved before it is evaluated and before the run stops. If
+    its evaluation may end the training (config.eval.patience), the step is also logged first, because it may be the
+    last step. So the checkpoint contains no sums that were logged.
 
     Args:
       step: the number of steps so far.
@@ -83,6 +85,6 @@ def due_at(step: int, config: ConfigDict, *, minutes: float = 0.0, stop_requeste
     last = step == config.train.steps
     evaluate = last or step % config.eval.every == 0
     overdue = 0 < config.checkpoint.every_minutes <= minutes
-    return Due(log=last or step % config.train.log_every == 0,
+    return Due(log=last or step % config.train.log_every == 0 or (evaluate and config.eval.patience > 0),
                save=evaluate or overdue or step % config.checkpoint.every == 0,
                stop=stop_requested, evaluate=evaluate)

@@ -151,7 +151,7 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
                         [model.steps for model in models], first.tokenizers, first.sizes)
 
 
-def vocabulary_from(config: ConfigDict, asked: Collection[str] = ()) -> Path | None:
+def vocabulary_from(config: ConfigDict, asked: Collection[str]) -> Path | None:
     """Returns the run directory from which a new run takes its tokenizers, or None if the new run learns tokenizers.
 
     With a teacher, this is the directory of the first teacher. Otherwise, it is the directory in

@@ -288,9 +288,10 @@ class RunDirectory:
                             'which process 0 has written. Use a directory on a file system that all processes share')
 
     def check_lease(self) -> None:
-        """Raises UserError if another training has taken over the directory. Writes the lease again if it is missing.
+        """Raises UserError if another training has taken over the directory, or the files of the run have been deleted.
 
-        Another training can take over the directory only on file systems without locks.
+        Another training can take over the directory only on file systems without locks. If only the lease is missing,
+        this method writes it again.
         """
         def check():
             deadline = time.monotonic() + READABLE
@@ -299,6 +300,10 @@ class RunDirectory:
                     holder = self._read_lease()
                     break
                 except FileNotFoundError:  # some program has deleted the file. Another training would replace it
+                    if not (self.path / CONFIG).exists():  # without this file, the run could not be resumed or used
+                        raise UserError(f'{self.path}: the files of the run have been deleted. This training stops '
+                                        'without saving. Restore the directory from a copy, or use another --workdir'
+                                        ) from None
                     return self._write_lease()
                 except OSError as error:  # may be temporary, such as ESTALE and EIO on network file systems
                     if time.monotonic() > deadline:

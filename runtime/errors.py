@@ -74,7 +74,9 @@ def little_memory_explained() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:  # JAX raises RuntimeError, and for NCCL also ValueError
-        if not isinstance(error, MemoryError) and (not LITTLE_MEMORY.match(str(error)) or full_disk(error)):
+        # TensorStore also begins its message with RESOURCE_EXHAUSTED if too many files are open.
+        if not isinstance(error, MemoryError) and (
+                not LITTLE_MEMORY.match(str(error)) or 'os_error_code' in str(error) or full_disk(error)):
             raise
         advice = ('NCCL needs memory that JAX does not reserve. End other programs on this GPU, or set '
                   'XLA_CLIENT_MEM_FRACTION to less than 0.75') if 'NCCL' in str(error) else (

@@ -108,11 +108,13 @@ def assumed_sizes(config: ConfigDict) -> dict[str, Any]:
     run. Otherwise, a plan assumes config.data.tokenizer.vocab_size subwords. Bytes have a fixed vocabulary, and a
     vocabulary of characters is assumed to have the same size.
 
+    `config` may get the tokenizer options of the other run (see `vocabulary_from`).
+
     Raises:
       UserError: if plans do not support the task, the other run cannot be read, or the tokenizer is that of an
         imported model and there is no other run.
     """
-    if run := vocabulary_from(config):
+    if run := vocabulary_from(config, asked=()):  # tools/plan.py has checked the options that the user set
         return read_sizes(run, config.task)
     tokenizer, data = config.data.tokenizer, TASKS[config.task].data
     if tokenizer.kind in IMPORTED:

@@ -250,8 +250,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
         progress = judge(progress, checkpoints.values[first], config)
     elif first and (first >= last or due_at(first, config).evaluate):
         progress = judge(progress, evaluate_saved(parts, first, state, checkpoints, metrics, stop), config)
-        # This step was not logged as the last step, because config.train.steps was lowered, or the evaluation that ends
-        # the training was interrupted.
+        # This step was not logged as the last step. config.train.steps was lowered, or config.eval.patience was 0.
         if progress.sums and (first >= last or progress.stopped):
             with show_bar(first, last) as bar:
                 log_step(parts, first, progress, metrics, bar, rate=first < last)
@@ -304,8 +303,6 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
                 began = time.perf_counter()  # saving and evaluating are not timed
                 remaining.restart()
             if progress.stopped:
-                if progress.sums:  # logs the last step also if config.train.log_every does not divide it
-                    log_step(parts, step, progress, metrics, bar)
                 log.info('stopped at step %d: validation_%s has not improved for %d evaluations',
                          step, config.eval.metric, config.eval.patience)
                 break
@@ -339,10 +336,11 @@ def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingPart
     show = f'python -m tools.show_batch --workdir={shlex.quote(str(parts.directory.path))} --step={step - 1}'
     if skipped > allowed:
         raise AgreedError(f'step {step}: the loss or the gradient is not finite'
-                        + (f', after {allowed} skipped steps' if allowed else '')
-                        + f'. To print the batch of this step, run:\n  {show}\nThe checkpoints are from earlier steps. '
-                        'If the data is correct, try a lower learning rate or optimizer.clip in another --workdir. To '
-                        f'skip up to K such steps in this run, set --config.train.skip_nonfinite=K (now {allowed})')
+                          + (f', after {allowed} skipped steps' if allowed else '')
+                          + f'. To print the batch of this step, run:\n  {show}\nThe checkpoints are from earlier '
+                          'steps. If the data is correct, try a lower learning rate or optimizer.clip in another '
+                          '--workdir. To skip up to K such steps in this run, set --config.train.skip_nonfinite=K (now '
+                          f'{allowed})')
     log.warning('step %d is skipped (%d of at most %d): the loss or the gradient is not finite. To print its batch: %s',
                 step, skipped, allowed, show)
     return dataclasses.replace(progress, skipped=skipped)

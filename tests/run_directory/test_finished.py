@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from run_directory.damage import read_progress
 from run_directory.records import finished_at, read_config, read_metrics
 from tests.scripts import script
 from tests.tiny_run import log, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
@@ -80,15 +81,18 @@ def test_fewer_steps_that_finish_a_run_are_recorded(copy, cache, log):
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize('interrupted', [False, True], ids=['at once', 'after an interrupted evaluation'])
 def test_the_last_step_of_a_training_that_stops_early_is_logged(copy, cache, monkeypatch, interrupted):
-    config = tiny_config(cache, train__steps=20, train__log_every=50, eval__every=11, checkpoint__every=50)
+    config = tiny_config(cache, train__steps=20, train__log_every=50, eval__every=11, checkpoint__every=50,
+                         eval__patience=1)
     if interrupted:
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(loop, 'evaluate_saved', lambda *_: sys.exit(75))
             start(copy, config)
     monkeypatch.setattr(loop, 'judge', lambda progress, *_: dataclasses.replace(progress, stopped=True))
     start(copy, config)
-    line = [line for line in read_metrics(copy) if 'train_loss' in line][-1]
-    assert line['step'] == 11 == steps(copy)[-1] and 'learning_rate' in line
+    trained, evaluated = read_metrics(copy)[-2:]
+    assert trained['step'] == evaluated['step'] == 11 == steps(copy)[-1] and 'learning_rate' in trained
+    assert 'train_loss' in trained and 'validation_loss' in evaluated, 'the evaluation ends the training, so it is last'
+    assert read_progress(copy / 'checkpoints' / '11')['progress']['sums'] is None, 'they are logged once'
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ def test_what_is_due_after_each_step():
     assert [step for step in due if due[step].save] == [3, 4, 6, 8, 9, 12]  # every step that is evaluated is saved
     assert not any(each.stop for each in due.values())
     assert due[1] == NOTHING
+    early = [step for step in due if due_at(step, config_of(eval__patience=1)).log]
+    assert early == [4, 5, 8, 10, 12]  # also the steps whose evaluation may end the training
 
 
 @pytest.mark.parametrize('step', [1, 4, 5, 12])

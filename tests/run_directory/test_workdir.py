@@ -188,6 +188,11 @@ def test_a_lease_that_cannot_be_read_is_not_another_training(copy, cache, monkey
         (copy / 'owner').unlink()
         directory.check_lease()
         assert (copy / 'owner').read_text() == before
+        for name in ('owner', 'config.json'):
+            (copy / name).unlink()
+        with pytest.raises(UserError, match=f'{copy}: the files of the run have been deleted. This training stops'):
+            directory.check_lease()
+        assert not (copy / 'owner').exists()
 
 
 def test_of_two_new_runs_the_first_continues_if_there_are_no_locks(tmp_path, cache, monkeypatch):

@@ -125,7 +125,9 @@ def test_little_memory_is_reported_with_the_sizes_to_lower(error):
 
 
 @pytest.mark.parametrize('kind', [RuntimeError, ValueError])
-@pytest.mark.parametrize('text', ['ours', 'RESOURCE_EXHAUSTED: Error writing "/a": No space left on device'])
+@pytest.mark.parametrize('text', [
+    'ours', 'RESOURCE_EXHAUSTED: Error writing "/a": No space left on device',
+    '''RESOURCE_EXHAUSTED: Error reading local file "/a": Too many open files [os_error_code='24']'''])
 def test_another_fault_is_not_called_little_memory(kind, text):
     with pytest.raises(kind, match=f'^{re.escape(text)}$'), little_memory_explained():
         raise kind(text)
