@@ -190,7 +190,7 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
     return links
 
 
-def is_derived(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Returns whether an array contains the rotary frequencies, which can be derived from the config."""
     return name.endswith('rotary_emb.inv_freq')
 
