@@ -46,17 +46,22 @@ def read_config(path: Path, schema: type[Config], advice: str) -> Config:
       UserError: if the file cannot be read or does not match the schema, or if a field and its alias have different
         values. The message names the file and the field.
     """
-    content = read_as(path, dict[str, msgspec.Raw], advice)
+    content, renamed = read_as(path, dict[str, msgspec.Raw], advice), {}
     for alias, name in schema.ALIASES.items():
         if alias in content:
             value = content.pop(alias)
-            if (other := content.setdefault(name, value)) != value:
-                raise UserError(f'{path}: {alias}={bytes(value).decode():.80} and {name}={bytes(other).decode():.80} '
+            if name not in content:
+                renamed[name] = alias
+            if (canonical := content.setdefault(name, value)) != value:
+                raise UserError(f'{path}: {alias}={bytes(value).decode():.80} and '
+                                f'{name}={bytes(canonical).decode():.80} '
                                 'are two names of one field, but their values differ. Remove the wrong one')
     try:
         return decoded(msgspec.json.encode(content), schema)
     except ValueError as error:
-        raise UserError(f'{path}: {error}. {advice}') from None
+        name, colon, reason = str(error).partition(':')
+        field = f'{renamed[name]} ({name})' if name in renamed else name  # the file contains only the alias
+        raise UserError(f'{path}: {field}{colon}{reason}. {advice}') from None
 
 
 def require(config: msgspec.Struct, prefix: str = '', **allowed: Sequence[Any]) -> None:

@@ -112,7 +112,7 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
     return links
 
 
-def is_derived(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Returns whether an array is an attention mask, which can be derived from the config."""
     return name.endswith(('.attn.bias', '.attn.masked_bias'))
 

@@ -42,7 +42,7 @@ from runtime.schema import decoded, read_as
 # {model_type: the module of its architecture}. Each module defines these names, like gpt2.py:
 #   CONFIGS: {model_type: class of config.json};
 #   EMBEDDINGS: the names that the array of tied embeddings may have, and COPIES: the names of its possible copies;
-#   options(config), refusals(model), fields(model, orders, longest), links(model, orders) and is_derived(name);
+#   options(config), refusals(model), fields(model, orders, longest), links(model, orders) and is_ignored(name);
 #   full_name(name), only if names in files differ from the names of `links`.
 FAMILIES: dict[str, Any] = {name: family for family in (marian, gpt2, llama) for name in family.CONFIGS}
 INDEX = 'model.safetensors.index.json'
@@ -256,7 +256,7 @@ def _read_parameters(folder: Path, family: Any, links: Any, files: dict[Path, di
     by_name, params, full = {link.theirs: link for link in links}, {}, getattr(family, 'full_name', str)
     copies = {name for name in family.COPIES if name in theirs and name not in by_name}
     try:
-        check_arrays(links, ours, theirs, lambda name: name in copies or family.is_derived(name))
+        check_arrays(links, ours, theirs, lambda name: name in copies or family.is_ignored(name))
     except UserError as error:
         raise UserError(f'{folder}: {error}') from None
     tied = copies and copies | {next(name for name in family.EMBEDDINGS if name in by_name)}

@@ -134,7 +134,7 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
                           'it again with save_pretrained. This writes a tokenizer.json that contains them')
     if own.chat_template or os.path.lexists(folder / CHAT_TEMPLATE):
         log.warning('%s: the chat template is not imported. Prompts are used unchanged, and an export has no template. '
-                    'To format a prompt, use apply_chat_template of transformers', folder)
+                    'docs/deploying.md explains how to format a prompt as a chat', folder)
     return tokenizer, begins
 
 
@@ -239,7 +239,8 @@ def _warn_of_further_ends(folder: Path, config: ForeignConfig, tokenizer: Foreig
                       if number not in (end, None, -1)] for name, ends in lists.items()}
     if numbers := dict.fromkeys(number for ends in further.values() for number in ends):
         first, *others = (f'{tokenizer.name_of(number)} ({number})' for number in (end, *numbers))
-        log.warning('%s: eos_token_id has further end tokens. Only %s ends a text, not %s',
+        log.warning('%s: eos_token_id has further end tokens. Only %s ends a text, not %s. To end texts at another of '
+                    'these tokens, set eos_token_id of config.json to its id',
                     ' and '.join(str(folder / name) for name, ends in further.items() if ends), first,
                     ' or '.join(others))
 
@@ -350,7 +351,10 @@ def _check_size(path: Path, tokens: int, rows: int) -> None:
 
 
 def _check_ids(folder: Path, rows: int, **numbers: int | None) -> None:
-    """Checks that the ids in config.json of special tokens are less than `rows`. `numbers` is {name of a field: id}."""
+    """Checks that config.json's ids of special tokens are ids of a vocabulary of `rows` tokens.
+
+    `numbers` is {name of a field: id}.
+    """
     for name, number in numbers.items():
         if number is not None and not 0 <= number < rows:
             raise UserError(f'{folder / CONFIG}: {name}={number} is not the id of a token, because the vocabulary has '

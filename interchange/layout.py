@@ -102,15 +102,15 @@ def halves(width: int) -> Int[np.ndarray, ' width']:
 
 
 def check_arrays(links: Sequence[Link], shapes: Mapping[str, Shape], theirs: Mapping[str, Shape],
-                 is_derived: Callable[[str], bool]) -> None:
+                 is_ignored: Callable[[str], bool]) -> None:
     """Checks that a model of another library has all arrays that `links` lists, with the expected shapes.
 
     Args:
       links: the correspondence of all arrays.
       shapes: {name: shape} of this project's arrays.
       theirs: {name: shape} of the other library's arrays.
-      is_derived: a function that takes the name of an array of the other library. It returns whether this array can be
-        derived from the config or from other arrays, or is not used. Such an array is ignored.
+      is_ignored: a function that takes the name of an array of the other library, and returns whether this array is
+        ignored: it can be derived, or the model does not use it.
 
     Raises:
       UserError: if an array is missing, is unknown or has another shape. The message names the array.
@@ -119,7 +119,7 @@ def check_arrays(links: Sequence[Link], shapes: Mapping[str, Shape], theirs: Map
     if missing := sorted(needed - theirs.keys()):
         raise UserError(f'the weights lack {len(missing)} of {len(needed)} arrays, such as {missing[0]}. Use '
                         'config.json and weights of the same model')
-    if unknown := sorted(name for name in theirs.keys() - needed if not is_derived(name)):
+    if unknown := sorted(name for name in theirs.keys() - needed if not is_ignored(name)):
         raise UserError(f'the weights have {len(unknown)} arrays that this model does not have, such as {unknown[0]}. '
                         'Use config.json and weights of the same model')
     for link in links:

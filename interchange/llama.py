@@ -190,7 +190,7 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
     return links
 
 
-def is_derived(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Returns whether an array contains the rotary frequencies, which can be derived from the config."""
     return name.endswith('rotary_emb.inv_freq')
 
@@ -258,8 +258,10 @@ def _window(config: Llama) -> int:
             for layer in (0, config.num_hidden_layers - 1)}  # the first layers have full attention
         if kinds == {'full_attention'}:
             return 0
+        if not kinds or kinds - {'full_attention', 'sliding_attention'}:
+            raise unsupported('layer_types', config.layer_types, ('full_attention', 'sliding_attention'))
         if kinds != {'sliding_attention'}:
-            raise UserError(f'the types of the layers, {sorted(kinds)}, are not supported. They come from layer_types '
-                            f'or, without this field, from max_window_layers={config.max_window_layers}. In this '
-                            "project, all layers must be 'sliding_attention', or all layers 'full_attention'")
+            field = f'max_window_layers={config.max_window_layers}' if config.layer_types is None else 'layer_types'
+            raise UserError(f'{field}: some layers have a window, and others have full attention. In this project, '
+                            'either all layers or no layer must have a window')
     return min(window, MOST_CONTEXT)

@@ -147,7 +147,7 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
     return links
 
 
-def is_derived(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Returns whether an array does not affect the model.
 
     Such an array is a table of sinusoids, which can be derived from the config, or an embedding that the model does not

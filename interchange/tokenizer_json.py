@@ -55,9 +55,9 @@ def with_subwords(spm: bytes) -> Any:
     Many versions of transformers ignore the normalization in a SentencePiece file, and read each such file as BPE. For
     a model of this project, rare differences remain: the library treats the character U+2581 as a space, and it
     normalizes some sequences differently: a letter with a combining mark or an invisible joiner, half-width katakana
-    with a voiced mark, and half-width Hangul. With unigram, the library finds all
-    pieces in a text, also the special tokens and the bytes (`</s>`, `<0x41>`). If two segmentations of a text have the
-    same score, as in a run of one character, the library and SentencePiece can choose differently.
+    with a voiced mark, and half-width Hangul. With unigram, the library finds all pieces in a text, also the special
+    tokens and the bytes (`</s>`, `<0x41>`). If two segmentations of a text have the same score, as in a run of one
+    character, the library and SentencePiece can choose differently.
     """
     library = tokenizers_library()
     proto = sentencepiece_model_pb2.ModelProto.FromString(spm)  # pyright: ignore[reportAttributeAccessIssue]

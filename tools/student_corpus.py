@@ -90,10 +90,15 @@ def read_whole(model: Translator, sources: Sequence[str], sentences: int) -> lis
     chosen = sources[:sentences or None]
     kept = [source for source in chosen if model.reads_whole(source)]
     if not any(source.strip() for source in kept):
-        advice = 'Use a larger --sentences, or a teacher' if len(chosen) < len(sources) else 'Use a teacher'
-        raise UserError(f'no chosen training source can be translated: all {len(chosen)} are blank or have more than '
-                        f'{model.max_length - 1} tokens (config.data.max_length={model.max_length}), so the teacher '
-                        f'would truncate them. {advice} that was trained with a larger config.data.max_length')
+        reason, remedies = f'{len(kept)} are blank', []
+        if len(chosen) < len(sources):
+            remedies.append('a larger --sentences')
+        if long := len(chosen) - len(kept):
+            reason += (f', and the teacher would truncate {long} with more than {model.max_length - 1} tokens '
+                       f'(config.data.max_length={model.max_length})')
+            remedies.append('a teacher that was trained with a larger config.data.max_length')
+        raise UserError(f'no chosen training source can be translated: {reason}. '
+                        f'Use {" or ".join(remedies) or "training data whose sources contain text"}')
     if omitted := len(chosen) - len(kept):
         log.warning('skipped %d of %d training sources: they have more than %d tokens (config.data.max_length), so '
                     'the teacher would translate only the first tokens',

@@ -82,6 +82,16 @@ def gpt2_with_other_names(folder):
     return transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
 
 
+def qwen2_without_layer_types(folder, windowless):
+    """Saves a Qwen2 whose first `windowless` layers have no window. config.json lacks layer_types."""
+    llama_3(folder, 'Qwen2', use_sliding_window=True, sliding_window=7, max_window_layers=windowless)
+    path = folder / 'config.json'
+    fields = json.loads(path.read_text())
+    del fields['layer_types']
+    path.write_text(json.dumps(fields))
+    return transformers.Qwen2ForCausalLM.from_pretrained(folder).eval()
+
+
 def gpt2_in_two_files(folder):
     """Saves a GPT-2 without its output layer in two files in bfloat16."""
     gpt2(folder).transformer.bfloat16().save_pretrained(folder, max_shard_size='60KB')
@@ -93,8 +103,8 @@ def gpt2_in_two_files(folder):
 # An export of these models has other files or fields.
 VARIANTS = {
     'marian without tied embeddings': lambda folder: marian(folder, tie_word_embeddings=False),
-    'qwen2 with layers before the window': lambda folder: llama_3(folder, 'Qwen2', use_sliding_window=True,
-                                                                  sliding_window=7, max_window_layers=2),
+    'qwen2 with layers before the window': lambda folder: qwen2_without_layer_types(folder, 2),
+    'qwen2 without layers before the window': lambda folder: qwen2_without_layer_types(folder, 0),
     'gpt2 with other names': gpt2_with_other_names,
     'gpt2 in two files': gpt2_in_two_files,
 }

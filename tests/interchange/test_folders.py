@@ -136,6 +136,13 @@ def test_the_layers_of_qwen2_that_have_a_window(fields, window, tmp_path):
     assert read_models([tmp_path / 'model'], 'best').config.model.window == window
 
 
+def test_an_empty_config_of_layers_has_no_effect(tmp_path):
+    write_small('gpt2', tmp_path / 'model')
+    expected = read_models([tmp_path / 'model'], 'best').config.to_dict()
+    with_fields(tmp_path / 'model' / 'config.json', per_layer_config={})
+    assert read_models([tmp_path / 'model'], 'best').config.to_dict() == expected
+
+
 def test_a_marian_without_tied_embeddings_does_not_use_the_shared_table(tmp_path):
     (tmp_path / 'model').mkdir()
     write_huggingface(small_model('marian of two vocabularies', tmp_path, share_embeddings='none'), tmp_path / 'model')

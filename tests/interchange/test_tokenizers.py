@@ -510,11 +510,12 @@ def test_special_tokens_keep_their_names(tmp_path):
 @pytest.mark.parametrize('ends, generation, files, message', [
     ([2, 3, 0], None, '{0}/config.json', '<unk> (3) or a (0)'), ([2, 3], [2, 3, 0], '{0}/config.json and '
      '{0}/generation_config.json', '<unk> (3) or a (0)'), (2, 3, '{0}/generation_config.json', '<unk> (3)'),
-    (2, [2], '', ''), (2, None, '', '')])
+    (2, [2], '', ''), (2, None, '', ''), (2, -1, '', '')])
 def test_further_end_tokens_are_named(ends, generation, files, message, tmp_path, caplog):
     (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': generation, 'num_beams': 4}))
     read_with(tmp_path, beginning(), end=ends)
-    expected = f'eos_token_id has further end tokens. Only </s> (2) ends a text, not {message}'
+    expected = (f'eos_token_id has further end tokens. Only </s> (2) ends a text, not {message}. To end texts at '
+                'another of these tokens, set eos_token_id of config.json to its id')
     assert [record.getMessage() for record in caplog.records] == (
         [f'{files.format(tmp_path)}: {expected}'] if message else [])
 
