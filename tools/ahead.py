@@ -114,7 +114,7 @@ def assumed_sizes(config: ConfigDict) -> dict[str, Any]:
       UserError: if plans do not support the task, the other run cannot be read, or the tokenizer is that of an
         imported model and there is no other run.
     """
-    if run := vocabulary_from(config, asked=()):  # tools/plan.py has checked the options that the user set
+    if run := vocabulary_from(config, asked=()):
         return read_sizes(run, config.task)
     tokenizer, data = config.data.tokenizer, TASKS[config.task].data
     if tokenizer.kind in IMPORTED:

@@ -44,7 +44,6 @@ def main() -> None:
     for name in ('TPU_MIN_LOG_LEVEL', 'TPU_STDERR_LOG_LEVEL'):
         os.environ.setdefault(name, '3')
     with slow_imports():  # --help does not need them
-        from run_directory.trained import vocabulary_from
         from tools import planning
         from tools.chips import parse_topology
 
@@ -55,7 +54,6 @@ def main() -> None:
         if flag.value is not None and not least <= flag.value <= MOST:
             raise UserError(f'--{flag.name}={flag.value}: must be from {least} to {MOST:,}')
     topology = parse_topology(TOPOLOGY.value, SLICES.value)
-    vocabulary_from(config, config_flags.get_override_values(flags.FLAGS['config']))  # raises UserError as in train.py
     by_formula = FORMULA.value or not topology.chip.libtpu
     if KEEP.value and (SEARCH.value or by_formula):
         raise UserError(f'--keep={KEEP.value}: with --search or --formula there is no compiled train step to keep. '

@@ -221,7 +221,7 @@ QUICK = [
     recipe(BASE + '    config.data.splits = {"train": 3}\n    return config\n', 'config.data.splits.test is missing'),
     recipe('from configs import shakespeare_char\n\ndef get_config():\n    config = shakespeare_char.get_config()\n'
            '    config.data.update(file="none", context=32)\n    config.decode.method = "beam"\n    return config\n',
-           'must be below data.context=32 for decode.method=beam'),
+           'must be at most data.context=32 for decode.method=beam'),
     recipe(BASE + '    1 / 0\n', 'recipe.py:5: ZeroDivisionError'),
     recipe(BASE + '    return open("/no/such/file")\n', 'recipe.py:5: FileNotFoundError'),
     recipe(BASE + '    raise KeyError("x")\n', 'recipe.py:5: KeyError'),

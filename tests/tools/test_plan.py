@@ -19,7 +19,6 @@ from configs import demo, fine_tune, lm_1b, rnnsearch_demo, shakespeare_char, wm
 from configs.checks import config_problems
 from input_pipeline.kept_data import save_kept_data
 from model import parameter_count
-from run_directory.records import LOWERED
 from runtime.errors import UserError
 from tests.scripts import ROOT
 from tools import planning
@@ -127,20 +126,6 @@ def test_a_plan_assumes_the_vocabulary_that_the_training_would_have(tmp_path, mo
     first, *others = (by_formula(config, parse_topology('h100:8')) for config in (subwords, tuned, characters, octets))
     for plan in others:
         assert plan.train == first.train and 'the vocabulary has 260 tokens' in described(plan)
-
-
-@pytest.mark.slow
-def test_a_plan_refuses_a_vocabulary_size_that_the_training_refuses(tmp_path):
-    """The other run lowered the size that the user sets, because there was too little data."""
-    theirs, size = small(), 'data.tokenizer.vocab_size'
-    requested, theirs.data.tokenizer.vocab_size = theirs.data.tokenizer.vocab_size, 900
-    save_kept_data(tmp_path / 'data', {}, {'source_vocab_size': 900, 'target_vocab_size': 900})
-    (tmp_path / 'config.json').write_text(theirs.to_json())
-    (tmp_path / LOWERED).write_text(json.dumps({size: requested}))
-    arguments = f'--config=configs/fine_tune.py:{tmp_path}', '--topology=h100:8'
-    done = plan(*arguments, f'--config.{size}={requested}')
-    assert done.returncode == 2 and f'config.{size}={requested}: must be 900' in done.stderr, done.stderr
-    assert 'has 900 tokens' in plan(*arguments).stdout
 
 
 def test_a_plan_for_an_imported_model_needs_its_run(tmp_path, monkeypatch):
