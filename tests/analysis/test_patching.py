@@ -236,6 +236,8 @@ def test_language_models_and_recurrent_models_have_paths_too():
     ((Node(f'{CROSS}/heads', [4]), 'decoder'), 'senders: .*/heads: there is no head 4. Use numbers from 0 to 1'),
     (('encoder', Node('decoder', [1])), 'receivers: decoder: the values at this place are not split into heads'),
     (('encoder', []), 'receivers: the list is empty'),
+    (('encoder', [('decoder', None, [0], [1])]), r"receivers: \('decoder', None, \[0\], \[1\]\) has 4 entries. Use"),
+    (([()], 'decoder'), r'senders: \(\) has 0 entries. Use Node\(place, heads, positions\)'),
     # The source has 3 tokens, and the target has more.
     ((Node(f'{CROSS}/heads', 0), 'decoder'), 'senders: .*/heads: heads=0 must be a list of whole numbers'),
     ((Node(f'{CROSS}/heads', [0.7]), 'decoder'), r'senders: .*/heads: heads=\[0.7\] must be a list of whole numbers'),
