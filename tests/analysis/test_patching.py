@@ -51,7 +51,7 @@ def test_the_rows_of_a_long_sentence_are_computed_in_parts_by_one_program(monkey
         shapes.append(inputs['source'].shape)
         return called(module, params, inputs, *arguments)
 
-    monkeypatch.setattr(passes, 'TOKENS', 11)
+    monkeypatch.setattr(passes, 'TOKENS', 2 * 32)  # the 5 tokens of a row are padded to 32
     monkeypatch.setattr(patching, 'teacher_forced', recorded)
     parts = patching_map(run, 'abcd', 'wxyz', 'abc', place)
     assert shapes == [(2, 32)]  # 5 rows of 5 tokens: a program of 2 rows is traced once, and is called 3 times
