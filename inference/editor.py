@@ -158,8 +158,8 @@ def _called(edit: Any, value: Array, at: At) -> Array:
         if shape is not None and len(shape) == len(at.axes) and all(
                 axis in FREE or size == expected
                 for axis, size, expected in zip(at.axes, shape, value.shape, strict=True)):
-            advice += ('. The number of tokens differs between passes: run.edited tests functions in a trial pass of '
-                       "at most 4 tokens. For stored values, use Edit('replace', ...)")
+            advice += ('. The axis batch, and for texts the axes of tokens, differ in size between passes. Compute the '
+                       "result from the value. For stored values, use Edit('replace', ...)")
         raise UserError(f'{where} returns {result}, but the value has {value.shape} ({", ".join(at.axes)}). {advice}')
     return jnp.asarray(new)
 
