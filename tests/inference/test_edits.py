@@ -392,6 +392,9 @@ TRACED = ': jax.jit traces the function, so its array has no numbers yet. Use fu
     (lambda value, at: value[..., :2], rf' returns the shape \(1, 4, 2\), {SHAPE}$'),
     (lambda value, at: value[:, :1], rf' returns the shape \(1, 1, 8\), {SHAPE}'),
     (lambda value, at: np.zeros((1, 9, 8)), rf' returns the shape \(1, 9, 8\), {SHAPE}. {SIZES}'),
+    (lambda value, at: np.full((1, 4, 8), None), ' returns an array of object. Return an array of numbers'),
+    (lambda value, at: np.full((1, 4, 8), 'a'), ' returns an array of <U1. Return an array of numbers'),
+    (lambda value, at: np.zeros((1, 4, 8), 'M8[D]'), r' returns an array of datetime64\[D\]. Return an array of'),
     (lambda value, at: np.tanh(value), TRACED), (lambda value, at: value if value.sum() > 0 else -value, TRACED),
     (lambda value, at: value * [1, 2][value[0, 0, 0].astype(int)], TRACED), (lambda value, at: value[value > 0], TRACED)
 ])
