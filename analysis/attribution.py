@@ -164,7 +164,7 @@ class Measure:
         if not {*self.names} <= {*list_places(model)}:
             raise UserError(f'{text.model.name}: this method needs one model with embeddings. Use one run')
         self.inputs, self.targets, _ = text.arrays()
-        self._most_rows = most_rows(max(array.shape[1] for array in self.inputs.values()))
+        self._most_rows = most_rows(text.width)
         self.batch = max(2, min(BATCH, self._most_rows))
         self.alternative, self.piece = -1, ''
         if instead:

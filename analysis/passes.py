@@ -56,6 +56,11 @@ class Text:
         """The pieces of the target, which the model predicts."""
         return self.model.tokenizers['target'].pieces(self.written[self.first:])
 
+    @property
+    def width(self) -> int:
+        """The number of tokens of a row of the longest argument, with padding."""
+        return max(self.model.padded([tokens]).shape[1] for tokens in self.inputs.values())
+
     def arrays(self, rows: int = 1) -> tuple[dict[str, Int[Array, 'rows _']], Int[Array, 'rows length'],
                                              Float[Array, 'rows length']]:
         """Returns the arguments of the module, the tokens to predict, and a weight for each of these tokens.
@@ -158,7 +163,7 @@ def at_targets(logits: Float[Array, '*rows length vocab'],
 
 
 def most_rows(length: int) -> int:
-    """Returns the maximum number of rows of a pass over rows of `length` tokens."""
+    """Returns the maximum number of rows of a pass over rows of `length` tokens, with padding."""
     return max(1, TOKENS // length)
 
 

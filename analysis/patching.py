@@ -68,7 +68,7 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
     comparison = _Comparison(run, clean, corrupt, target, places)
     text, names, count = comparison.texts[1], list(comparison.values), len(comparison.pieces)
     length = max(map(len, text.inputs.values()))  # the same length for places of the encoder and of the decoder
-    rows = min(length, most_rows(length))
+    rows = min(length, most_rows(text.width))
     inputs, targets, weights = text.arrays(rows)
     new = {name: np.pad(value, [(0, length - len(value)), *[(0, 0)] * (value.ndim - 1)])
            for name, (value, _) in comparison.values.items()}

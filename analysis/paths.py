@@ -132,13 +132,15 @@ def _nodes(described: Nodes, listed: dict[str, Sizes], argument: str) -> list[No
     """Returns a node for each place that matches a name or a pattern in `described`.
 
     Raises:
-      UserError: if there is no such place, head or position.
+      UserError: if there is no such place, head or position, or a tuple is not a node.
     """
     nodes: list[Node] = []
     for part in [described] if isinstance(described, str | Node) else described:
-        place, *choices = [part] if isinstance(part, str) else part
-        node = Node(place, *(indices(choice, f'{argument}: {place}: {name}')
-                             for name, choice in zip(('heads', 'positions'), choices, strict=False)))
+        if not isinstance(part, str) and not 1 <= len(part) <= len(Node._fields):
+            raise UserError(f'{argument}: {str(part)[:80]} has {len(part)} entries. Use Node(place, heads, positions)')
+        node = Node(part) if isinstance(part, str) else Node(*part)
+        node = node._replace(**{name: indices(getattr(node, name), f'{argument}: {node.place}: {name}')
+                                for name in ('heads', 'positions')})
         for name in matching(node.place, listed):
             check_selection(f'{argument}: {name}', node.heads, node.positions, name, listed[name])
             nodes.append(node._replace(place=name))

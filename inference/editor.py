@@ -143,7 +143,8 @@ def _called(edit: Any, value: Array, at: At) -> Array:
     """Returns the result of the function of an edit.
 
     Raises:
-      UserError: if the result has another shape than `value`, or the function needs the numbers of a traced array.
+      UserError: if the result has another shape than `value` or is not an array of numbers, or the function needs the
+        numbers of a traced array.
     """
     where = dataclasses.replace(edit, place=at.name).where
     try:
@@ -158,10 +159,14 @@ def _called(edit: Any, value: Array, at: At) -> Array:
         if shape is not None and len(shape) == len(at.axes) and all(
                 axis in FREE or size == expected
                 for axis, size, expected in zip(at.axes, shape, value.shape, strict=True)):
-            advice += ('. The number of tokens differs between passes: run.edited tests functions in a trial pass of '
-                       "at most 4 tokens. For stored values, use Edit('replace', ...)")
+            advice += ('. The axis batch, and for texts the axes of tokens, differ in size between passes. Compute the '
+                       "result from the value. For stored values, use Edit('replace', ...)")
         raise UserError(f'{where} returns {result}, but the value has {value.shape} ({", ".join(at.axes)}). {advice}')
-    return jnp.asarray(new)
+    try:
+        return jnp.asarray(new)
+    except TypeError as error:  # such as objects, strings and dates
+        raise UserError(f'{where} returns an array of {getattr(new, "dtype", type(new).__name__)}. Return an array of '
+                        'numbers') from error
 
 
 def selected(heads: Sequence[int] | None, positions: Sequence[int] | None, value: Array, at: At) -> Bool[Array, '...']:

@@ -79,8 +79,8 @@ class Generator(SearchModel):
         if self._one_way(options):  # when a window is full, the next window begins with its last half
             room, kept, limit = self.context, max(1, self.context // 2), 'config.data.context'
         else:
-            room = kept = self.context + 1 - options.extra_length  # the last new token is not read
-            limit = 'config.data.context plus 1 minus --extra_length'
+            room = kept = self.context + 1 - max(1, options.extra_length)  # the last new token is not read
+            limit = f'config.data.context{" plus 1 minus --extra_length" if options.extra_length else ""}'
         begins = [self._begin(prompt, first + row, room, kept, limit) for row, prompt in enumerate(prompts)]
         tokens = [read for read, _ in begins]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
@@ -286,8 +286,11 @@ class Generator(SearchModel):
         start = [BOS] if self.whole_documents or not length else []
         if len(start) + length <= room:
             return start + first, prompt
-        read = f'only the last {kept} tokens are read' if length > kept else 'the start token before them is not read'
-        log.warning('%s %d has %d tokens: %s (%s)', self.unit, number + 1, length, read, limit)
+        if length > kept:
+            read = f'only the last {kept} tokens are read' if kept > 1 else 'only the last token is read'
+        else:
+            read = f'the start token before {"them" if length > 1 else "it"} is not read'
+        log.warning('%s %d has %d token%s: %s (%s)', self.unit, number + 1, length, 's'[:length > 1], read, limit)
         return last[-kept:], ''
 
     @override

@@ -51,7 +51,7 @@ def test_the_rows_of_a_long_sentence_are_computed_in_parts_by_one_program(monkey
         shapes.append(inputs['source'].shape)
         return called(module, params, inputs, *arguments)
 
-    monkeypatch.setattr(passes, 'TOKENS', 11)
+    monkeypatch.setattr(passes, 'TOKENS', 2 * 32)  # the 5 tokens of a row are padded to 32
     monkeypatch.setattr(patching, 'teacher_forced', recorded)
     parts = patching_map(run, 'abcd', 'wxyz', 'abc', place)
     assert shapes == [(2, 32)]  # 5 rows of 5 tokens: a program of 2 rows is traced once, and is called 3 times
@@ -236,6 +236,8 @@ def test_language_models_and_recurrent_models_have_paths_too():
     ((Node(f'{CROSS}/heads', [4]), 'decoder'), 'senders: .*/heads: there is no head 4. Use numbers from 0 to 1'),
     (('encoder', Node('decoder', [1])), 'receivers: decoder: the values at this place are not split into heads'),
     (('encoder', []), 'receivers: the list is empty'),
+    (('encoder', [('decoder', None, [0], [1])]), r"receivers: \('decoder', None, \[0\], \[1\]\) has 4 entries. Use"),
+    (([()], 'decoder'), r'senders: \(\) has 0 entries. Use Node\(place, heads, positions\)'),
     # The source has 3 tokens, and the target has more.
     ((Node(f'{CROSS}/heads', 0), 'decoder'), 'senders: .*/heads: heads=0 must be a list of whole numbers'),
     ((Node(f'{CROSS}/heads', [0.7]), 'decoder'), r'senders: .*/heads: heads=\[0.7\] must be a list of whole numbers'),

@@ -378,6 +378,8 @@ def test_two_edits_of_one_value_are_refused(runs):
 
 
 SHAPE = r'but the value has \(1, 4, 8\) \(batch, position, width\). Return an array of this shape'
+SIZES = ('The axis batch, and for texts the axes of tokens, differ in size between passes. Compute the result from the '
+         r"value. For stored values, use Edit\('replace', ...\)")
 TRACED = ': jax.jit traces the function, so its array has no numbers yet. Use functions of jax.numpy'
 
 
@@ -389,8 +391,10 @@ TRACED = ': jax.jit traces the function, so its array has no numbers yet. Use fu
     (lambda value, at: value[..., 0], rf' returns the shape \(1, 4\), {SHAPE}$'),
     (lambda value, at: value[..., :2], rf' returns the shape \(1, 4, 2\), {SHAPE}$'),
     (lambda value, at: value[:, :1], rf' returns the shape \(1, 1, 8\), {SHAPE}'),
-    (lambda value, at: np.zeros((1, 9, 8)), rf' returns the shape \(1, 9, 8\), {SHAPE}. The number of tokens differs '
-                                            "between passes: .* in a trial pass of at most 4 tokens. .*'replace'"),
+    (lambda value, at: np.zeros((1, 9, 8)), rf' returns the shape \(1, 9, 8\), {SHAPE}. {SIZES}'),
+    (lambda value, at: np.full((1, 4, 8), None), ' returns an array of object. Return an array of numbers'),
+    (lambda value, at: np.full((1, 4, 8), 'a'), ' returns an array of <U1. Return an array of numbers'),
+    (lambda value, at: np.zeros((1, 4, 8), 'M8[D]'), r' returns an array of datetime64\[D\]. Return an array of'),
     (lambda value, at: np.tanh(value), TRACED), (lambda value, at: value if value.sum() > 0 else -value, TRACED),
     (lambda value, at: value * [1, 2][value[0, 0, 0].astype(int)], TRACED), (lambda value, at: value[value > 0], TRACED)
 ])
@@ -401,6 +405,12 @@ def test_an_impossible_function_is_refused_with_its_place(function, message, pos
     with pytest.raises(UserError) as error:
         jax.eval_shape(lambda value: edited(value, at), np.zeros((1, 4, 8)))
     assert re.match(f'the function at decoder{message}', str(error.value))
+
+
+def test_stored_values_of_several_images_are_refused_as_the_result_of_a_function(runs):
+    message = rf'returns the shape \(3, 8\), but the value has \(1, 8\) \(batch, width\). Return .* shape. {SIZES}'
+    with pytest.raises(UserError, match=f'^the function at pooled {message}'):
+        runs['patches'].edited([Edit(lambda value, at: np.zeros((3, 8)), 'pooled')])
 
 
 def test_a_function_is_tested_before_the_first_text(runs):

@@ -147,13 +147,24 @@ def test_a_continuation_of_every_prompt_in_order(lines, context, whole_documents
      'text 2 has 10 tokens: only the last 6 tokens are read (config.data.context plus 1 minus --extra_length)'),
     (Parrot(context=12, whole_documents=True), SearchOptions(extra_length=3), slice(None),
      'text 2 has 10 tokens: the start token before them is not read (config.data.context plus 1 minus --extra_length)'),
+    (Parrot(context=9), SearchOptions(extra_length=0), slice(-9, None),
+     'text 2 has 10 tokens: only the last 9 tokens are read (config.data.context)'),
+    (Parrot(context=3), OPTIONS, slice(-1, None),
+     'text 2 has 10 tokens: only the last token is read (config.data.context)'),
 ])
 def test_a_line_over_the_limit_is_truncated_with_a_warning(model, options, which, message, warned):
-    found = answers(model, ['short', '0123456789', 'short'], options)
-    assert [answer.source for answer in found] == ['short', '0123456789', 'short']
+    found = answers(model, ['abc', '0123456789', 'abc'], options)
+    assert [answer.source for answer in found] == ['abc', '0123456789', 'abc']
     [warning] = warned.records
     assert warning.getMessage() == message
     assert model.tokenizers['source'].decode(found[1].source_tokens) == '0123456789'[which]
+
+
+def test_the_warning_about_a_single_token_is_singular(warned):
+    output, = Parrot(context=1, whole_documents=True).generate(['a'], OPTIONS)
+    assert output.source_tokens == [4 + ord('a')]
+    assert [record.getMessage() for record in warned.records] == [
+        'text 1 has 1 token: the start token before it is not read (config.data.context)']
 
 
 @pytest.mark.parametrize('kind', [
