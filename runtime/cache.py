@@ -2,18 +2,15 @@
 
 import logging
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, compiler, lru_cache  # JAX has no public interface to these modules
+from jax._src import compilation_cache, compiler  # JAX has no public interface to these modules
 
 from runtime.files import expanded
 
 log = logging.getLogger('allyouneed.train')
-
-_put = lru_cache.LRUCache.put
 
 
 def cache_folder(cache_dir: str) -> Path:
@@ -38,7 +35,6 @@ def use_compilation_cache(cache: Path) -> None:
         jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
-    lru_cache.LRUCache.put = _put_whole
     if jax.process_count() > 1 and jax.process_index() and jax.default_backend() == 'cpu':
         # In JAX, only process 0 writes to the cache. But on CPUs, the cache key of a program is different in every
         # process. So the other processes never find an entry of process 0, and would compile at every start.
@@ -52,17 +48,3 @@ def _write_to_cache(key: str, seconds: float, name: str, backend: Any, program: 
             compilation_cache.put_executable_and_time(key, name, program, backend, int(seconds))
         except Exception as error:  # training does not depend on the cache
             log.warning('the compiled program %s cannot be written to the compilation cache: %s', name, error)
-
-
-def _put_whole(self: lru_cache.LRUCache, key: str, value: bytes) -> None:
-    """Adds an entry to JAX's persistent cache under a temporary name, and renames it. Replaces `LRUCache.put`.
-
-    JAX writes an entry in place, and never overwrites it. A process that ends while it writes would leave a truncated
-    entry, and every later process would print a warning and compile the program again.
-    """
-    if self.eviction_enabled or (self.path / f'{key}-cache').exists():  # eviction needs a second file for each entry
-        _put(self, key, value)
-    else:
-        partial = f'partial-{uuid.uuid4().hex}'
-        _put(self, partial, value)
-        (self.path / f'{partial}-cache').replace(self.path / f'{key}-cache')

@@ -4,7 +4,6 @@ import os
 
 import jax
 import pytest
-from jax._src import lru_cache
 
 from runtime.cache import cache_folder, use_compilation_cache
 from tests.mappings import drop_programs, mappings
@@ -33,25 +32,6 @@ def test_compiled_programs_are_kept_in_the_chosen_folder_or_else_in_the_cache(tm
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'xla')
     finally:
         jax.config.update('jax_compilation_cache_dir', chosen)
-
-
-def test_an_interrupted_write_leaves_no_truncated_program(tmp_path, monkeypatch):
-    use_compilation_cache(tmp_path)
-    cache = lru_cache.LRUCache(str(tmp_path), max_size=-1)
-    kind = type(cache.path)  # not pathlib.Path if etils is installed
-    write = kind.write_bytes
-
-    def interrupted(path, content):
-        write(path, content[:3])
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(kind, 'write_bytes', interrupted)
-        cache.put('program', b'compiled')
-    assert cache.get('program') is None
-    for value in b'compiled', b'again':
-        cache.put('program', value)
-        assert cache.get('program') == b'compiled'
 
 
 @pytest.mark.skipif(not mappings(), reason='only Linux counts memory mappings')
