@@ -227,8 +227,8 @@ def _explained(module, names, params, inputs, targets, alternative, scales, shif
         return edited if name in names else None
 
     def contrast(logits, targets):
-        other = at_targets(logits, jnp.broadcast_to(jnp.maximum(alternative, 0), targets.shape))
-        return at_targets(logits, targets) - jnp.where(alternative < 0, 0, other)
+        subtracted = at_targets(logits, jnp.broadcast_to(jnp.maximum(alternative, 0), targets.shape))
+        return at_targets(logits, targets) - jnp.where(alternative < 0, 0, subtracted)
 
     outputs, _ = teacher_forced(module, params, inputs, edit_of)
     if positions is not None:  # the logits at other positions would need most of the memory

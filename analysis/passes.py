@@ -129,7 +129,8 @@ def compiled(function: Callable[..., Any], module: Any, *static: Any) -> Callabl
 
 def teacher_forced(module: Any, params: Any, inputs: Mapping[str, Array], edit: ChangeOf | None = None,
                    read: Callable[[str], bool] | None = None) -> tuple[Any, dict[str, Array]]:
-    """Runs a forward pass with edits. Returns the argument `outputs` of `from_logits`, and {place: captured value}.
+    """Runs a forward pass with edits. Returns the outputs, in the form that `from_logits` takes, and
+    {place: captured value}.
 
     `edit` maps the name of a place to an edit or None. `read` selects the places whose values are captured. See
     model/places.py.
@@ -143,10 +144,11 @@ def teacher_forced(module: Any, params: Any, inputs: Mapping[str, Array], edit: 
 def from_logits(function: Callable[..., Any], outputs: Any, targets: Int[Array, 'rows length']) -> Any:
     """Returns function(logits, targets), computed for at most TOKENS positions at a time.
 
-    All logits over a large vocabulary may not fit into memory.
+    With a large vocabulary, the logits of all positions need too much memory.
 
     Args:
-      function: a function of the logits and targets of some rows. Each row of its results depends only on this row.
+      function: a function of the logits and targets of some rows. Row i of its results depends only on row i of its
+        arguments.
       outputs: a Projection [rows, length]; for an ensemble, which has no Projection, the logits.
       targets: the target tokens.
     """

@@ -51,8 +51,8 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
     """Returns the effects of patches on the log-probability of `target`, when the model reads `corrupt`.
 
     Each patch replaces the value at one place and one token by the value for the sentence `clean`. A forward pass
-    computes a row of the map, or a part of the row for long sentences: row i of the batch has the clean value at
-    position first + i.
+    computes a row of the map. For long sentences, it computes only a part of the row: row i of the batch has the clean
+    value at position i of this part.
 
     Args:
       run: a translator or a language model.

@@ -192,8 +192,8 @@ OPTIONS = (
     Option('data.dir', '', "files: the folder of the files; tfds: the data_dir of TFDS ('': TFDS's default)", FILE,
            SPLIT_FILES, resume=SAME_DATA),
     Option('data.name', '',
-           'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series, digits, '
-           'dynamics or pendulum, or co2 for forecasting', TEXT),
+           'tfds: the dataset, such as wmt14_translate/de-en; builtin: the data set: digits or dynamics '
+           'for classification, pendulum for regression, co2 for forecasting', TEXT),
     Option('data.splits.train', 'train', 'name of the split on disk; for text files also several names separated by '
            "commas, and patterns such as 'train-*'; all these files are concatenated", NAMES,
            SPLIT_NAMES),
@@ -267,8 +267,9 @@ OPTIONS = (
            {'optimizer.schedule': ('inverse_sqrt', 'cosine')}),
     Option('optimizer.final', 0.0, 'the learning rate after the last step, as a share of the peak', SHARE,
            {'optimizer.schedule': ('cosine',)}),
-    Option('optimizer.warmup', 4000, 'steps of warm-up; cosine: a warm-up of at least train.steps becomes a tenth of '
-           'train.steps, with a warning, and is an error if it is set on the command line', SOME),
+    Option('optimizer.warmup', 4000, 'steps of warm-up; cosine: a warm-up that is not shorter than train.steps is '
+           'an error if the command line of a new run sets it. Otherwise, it becomes a tenth of train.steps, with a '
+           'warning', SOME),
     Option('optimizer.beta1', 0.9, "decay of Adam's first moment", FRACTION),
     Option('optimizer.beta2', 0.98, "decay of Adam's second moment", FRACTION),
     Option('optimizer.eps', 1e-9, "number that is added to the root of Adam's second moment", Between(1e-18, 1)),

@@ -122,8 +122,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              'must be unique names without /, separated by commas. The names train and validation are not allowed'),
         # A run of an earlier version may have the set of another task, which configs/checks.py refuses in new runs.
         Rule('data.name', data.source == 'builtin' and bool(task.builtin),
-             any(data.name in other.builtin for other in TASKS.values() if other.answerer == task.answerer),
-             f'must be one of {", ".join(task.builtin)}'),
+             any(data.name in peer.builtin for peer in TASKS.values() if peer.answerer == task.answerer),
+             f'must be {" or ".join(task.builtin)}'),
 
         Rule('batch.rows', is_used('data.context', values), batch.rows * data.context <= MOST_TOKENS,
              f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens or '

@@ -79,7 +79,7 @@ def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], batches: Sequen
                     threads: int) -> Iterator[Hypotheses]:
     """Yields the result of `find` for each batch of rows, in order. `threads` batches are searched at the same time.
 
-    An error or Ctrl-C takes effect at once. The searches that are running then end in the background.
+    An error or Ctrl-C takes effect at once. Searches that are already running end in the background.
     """
     if min(threads, len(batches)) < 2:  # JAX's context managers apply only to the caller's thread
         yield from map(find, batches)

@@ -113,8 +113,8 @@ def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence
         raise UserError(f'{where}: the value at this place belongs to the whole text. Remove "positions"')
     length = sizes.get('position', sizes.get('query'))
     if length is not None and max(positions or (), default=0) >= length:
-        raise UserError(f'{where}: positions={list(positions or ())}: there are only {length} tokens. Use positions '
-                        f'from 0 to {length - 1}')
+        raise UserError(f'{where}: positions={list(positions or ())}: this place has only {length} positions. Use '
+                        f'positions from 0 to {length - 1}')
 
 
 def _broadcasts(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
@@ -154,14 +154,15 @@ def _called(edit: Any, value: Array, at: At) -> Array:
                         'jax.numpy, not of NumPy, and jax.numpy.where instead of a condition') from error
     shape = getattr(new, 'shape', None)
     if shape != value.shape:
-        result = f'an object of type {type(new).__name__}' if shape is None else f'the shape {shape}'
+        result = f'an object of type {type(new).__name__}' if shape is None else f'an array of shape {shape}'
         advice = 'Return an array of this shape'
         if shape is not None and len(shape) == len(at.axes) and all(
                 axis in FREE or size == expected
                 for axis, size, expected in zip(at.axes, shape, value.shape, strict=True)):
             advice += ('. The axis batch, and for texts the axes of tokens, differ in size between passes. Compute the '
                        "result from the value. For stored values, use Edit('replace', ...)")
-        raise UserError(f'{where} returns {result}, but the value has {value.shape} ({", ".join(at.axes)}). {advice}')
+        raise UserError(f'{where} returns {result}, but the value has the shape {value.shape} ({", ".join(at.axes)}). '
+                        f'{advice}')
     try:
         return jnp.asarray(new)
     except TypeError as error:  # such as objects, strings and dates

@@ -153,7 +153,7 @@ class Generator(SearchModel):
         The split is read window by window, with at most options.batch_size windows in a batch.
 
         Raises:
-          UserError: before the split is read, if `generate` refuses the options.
+          UserError: if `generate` refuses the options (before the split is read), or if the loss is NaN or infinite.
         """
         self.check_options(options)  # before the evaluation, which may take long
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(

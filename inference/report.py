@@ -77,7 +77,7 @@ class Report:
         scores = text_scores(self._log_prob, **self._sizes)
         bits = [f'{scores[name]:.4f} {name.replace("_", " ")}, ' for name in ('bits_per_byte', 'bits_per_character')
                 if scores[name] is not None]
-        perplexity = 'above 1e308' if scores['perplexity'] is None else f'{scores["perplexity"]:.4f}'
+        perplexity = 'above 1.8e308' if scores['perplexity'] is None else f'{scores["perplexity"]:.4f}'
         log.info('%d %s with %d bytes, %d characters and %d tokens (including end tokens): %sperplexity %s per '
                  'token. Windows have %d tokens, and the stride is %d tokens', self._count, units, self._sizes['bytes'],
                  self._sizes['characters'], self._sizes['tokens'], ''.join(bits), perplexity,

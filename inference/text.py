@@ -356,7 +356,7 @@ def not_finite(problem: str, name: str, params: Params) -> UserError:
     """Returns the error for a model whose outputs are NaN or infinite.
 
     Args:
-      problem: the result that is missing, for the message.
+      problem: the beginning of the message, such as 'the texts have no scores'.
       name: the name of the run.
       params: the parameters of the model. They may include the numbers of edits.
     """

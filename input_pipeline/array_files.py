@@ -63,10 +63,10 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
         raise UserError(f'{option}config.data.dir={str(folder)!r} has no data set. It must have {name}-{IDX_IMAGES} '
                         f'and {name}-{IDX_LABELS}, or {name}.npz, or {name}.csv, or folders of images '
                         f'{name}/CLASS/FILE.png')
-    others = [path for found in forms.values() for form, path in found.items() if form != kind]
+    others = [path for paths in forms.values() for form, path in paths.items() if form != kind]
     unread, training = next(iter(others), None), forms['train'][kind]
     if unread and unread.is_dir():
-        raise UserError(f'the images in {unread} would not be read, because the training data is {training}. Move or '
+        raise UserError(f'the images in {unread} would not be read, because the data is read from {training}. Move or '
                         f'rename {unread}')
     check_only_form(training, unread)
     if image_size and kind != IMAGES:
@@ -82,7 +82,8 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
         return has_file(split) or (
             split == 'validation' and kind == IMAGES and bool(image_paths(folder / names[split])))
 
-    # Held-out examples must not replace validation images without folders of classes. Reading these images is an error.
+    # If there are validation images without folders of classes, no examples are held out, and reading the split raises
+    # an error.
     # In contrast, data sets of competitions often have test images without classes, so test examples are held out.
     parts = without_files(names, has_images, validation_share)
     if kind == IDX_IMAGES and parts.names:  # as in all earlier versions
@@ -101,7 +102,7 @@ def _forms(folder: Path, name: str) -> dict[str, Path]:
     """Returns {format: file or folder} for each format in which the split exists.
 
     Folders of classes without a folder of the split are a format only if the split has no other format, because the
-    pictures may be figures that are not data.
+    images may be figures that are not data.
     """
     forms = {}
     for kind in FORMATS:  # IMAGES is the last format
@@ -142,8 +143,8 @@ def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Pa
     """
     if path := _find(folder, names[split], kind):
         if kind == IMAGES and path != folder:
-            for each in path.glob('[!.]*'):
-                check_link(each)
+            for entry in path.glob('[!.]*'):
+                check_link(entry)
         return path
     path, option = _path(folder, names[split], kind), naming_option(split)
     if kind == IMAGES:

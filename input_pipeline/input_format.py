@@ -18,7 +18,7 @@ FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds
 USE_MEAN = '. To train with missing values, set config.data.missing=mean'
 FILL_GAPS = '. Forecasting needs every value: fill the gaps'
 
-EXAMPLE = 'example {}'.format  # returns the name of an example in messages from its index
+EXAMPLE = 'example {}'.format  # returns the name of the example with a given index, for messages
 
 # Encodings of images: bytes 0..255 (in any dtype), bytes divided by 255, and other numbers. Series are NUMBERS.
 BYTES, UNIT, NUMBERS = 'bytes', 'unit', 'numbers'
@@ -227,9 +227,9 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
         _check_type(array, where)
         if array.ndim == 2:
             array = array[:max(shape[0], steps_before_padding(array[None]).sum())]
-        other = array.ndim != 2 or array.shape[1] != shape[1]
-        if other or len(array) > shape[0]:
-            advice = 'Use series of this form' if other else 'Shorten the series, or add a longer training series'
+        wrong_form = array.ndim != 2 or array.shape[1] != shape[1]
+        if wrong_form or len(array) > shape[0]:
+            advice = 'Use series of this form' if wrong_form else 'Shorten the series, or add a longer training series'
             raise UserError(f'{where}: {named(index)} has the shape {array.shape}, but the model reads series of at '
                             f'most {shape[0]} steps with {shape[1]} channels. {advice}')
         padded[index, :len(array)] = array

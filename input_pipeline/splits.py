@@ -133,8 +133,8 @@ def check_only_form(path: Path, other: Path | None) -> None:
       UserError: if there is a second form.
     """
     if other:
-        raise UserError(f'{other} would not be read, because {path} has data in another form. Use only one form: '
-                        'convert, rename or remove one of them')
+        raise UserError(f'{other} would not be read, because the data is read from {path}. Convert, rename or remove '
+                        'one of the two')
 
 
 class SplitFiles(abc.ABC):

@@ -260,7 +260,8 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
             model_type=kind, vocab_size=vocab_size, split_digits=split_digits,
             normalization_rule_name=normalization, remove_extra_whitespaces=False, add_dummy_prefix=False,
             allow_whitespace_only_pieces=indentation, byte_fallback=True, character_coverage=0.9995,
-            required_chars=SPACE,  # also if spaces are rare, because the bytes of SPACE decode to SPACE, not to a space
+            # Without this piece, rare spaces would be encoded as the bytes of U+2581 (SPACE), which decode to U+2581.
+            required_chars=SPACE,
             pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
             input_sentence_size=1_000_000, shuffle_input_sentence=True,  # at most SAMPLE lines, so all are used
             num_threads=1, minloglevel=2)  # with one thread, the result depends only on the text

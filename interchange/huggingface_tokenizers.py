@@ -239,8 +239,9 @@ def _warn_of_further_ends(folder: Path, config: ForeignConfig, tokenizer: Foreig
                       if number not in (end, None, -1)] for name, ends in lists.items()}
     if numbers := dict.fromkeys(number for ends in further.values() for number in ends):
         first, *others = (f'{tokenizer.name_of(number)} ({number})' for number in (end, *numbers))
-        log.warning('%s: eos_token_id has further end tokens. Only %s ends a text, not %s. To end texts at another of '
-                    'these tokens, set eos_token_id of config.json to its id',
+        log.warning('%s: eos_token_id has further end tokens. Only %s ends a text, not %s. To use a different one '
+                    'of these tokens as the end token, set eos_token_id of config.json to the id of this token before '
+                    'the import',
                     ' and '.join(str(folder / name) for name, ends in further.items() if ends), first,
                     ' or '.join(others))
 

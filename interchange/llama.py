@@ -245,7 +245,7 @@ def _window(config: Llama) -> int:
     """Returns the size of the attention window of a model, or 0 if it has no window.
 
     Raises:
-      UserError: if only some layers have a window.
+      UserError: if only some layers have a window, or layer_types is empty or has an unknown kind.
     """
     window = config.sliding_window
     if type(config) is Llama or window is None:

@@ -21,9 +21,9 @@ def einsum_per_head(equation: str, left: Shaped[Array, '...'], right: Shaped[Arr
     heads / groups consecutive heads of `left`. The result is jnp.einsum(equation, left, jnp.repeat(right, heads //
     groups, axis=2)), but each head of `right` is read only once.
 
-    With one device, float32 sequences of at most SHORT positions, and the pooling of at most FEW queries, use functions
-    with custom gradients if `right` has as many heads as `left`. Because of these gradients, jax.jvp and jax.jacfwd do
-    not work: use jax.vjp and jax.jacrev. Hessians (jax.jvp of jax.grad) work.
+    If there is one device, the arrays are float32 and `right` has as many heads as `left`, functions with custom
+    gradients are used for at most SHORT positions, and for the pooling of at most FEW queries. With these functions,
+    jax.jvp and jax.jacfwd do not work: use jax.vjp and jax.jacrev. Hessians (jax.jvp of jax.grad) work.
     """
     heads, groups = left.shape[equation.index('h')], right.shape[2]
     if heads != groups:

@@ -131,9 +131,9 @@ class FeedForward(nn.Module):
           ValueError: if config.feed_forward or config.activation is unknown.
         """
         config = self.config
-        for name, known in ('feed_forward', FEED_FORWARDS), ('activation', ACTIVATIONS):
-            if (value := getattr(config, name)) not in known:
-                raise ValueError(f'{name}={value!r} must be one of {", ".join(known)}')
+        for name, allowed in ('feed_forward', FEED_FORWARDS), ('activation', ACTIVATIONS):
+            if (value := getattr(config, name)) not in allowed:
+                raise ValueError(f'{name}={value!r} must be one of {", ".join(allowed)}')
 
         def dense(width, axes, name):
             return Dense(width, axes, config.feed_forward_bias, config.dtype, name=name)

@@ -73,8 +73,8 @@ def due_at(step: int, config: ConfigDict, *, minutes: float = 0.0, stop_requeste
     """Returns the actions that are due after `step`, counted from 1.
 
     The last step is logged, saved and evaluated. A step is saved before it is evaluated and before the run stops. If
-    its evaluation may end the training (config.eval.patience), the step is also logged first, because it may be the
-    last step. So the checkpoint contains no sums that were logged.
+    the evaluation may end the training (config.eval.patience), the step is also logged, because it may be the last
+    step. A step is logged before it is saved, so that a resumed run does not log the same sums again.
 
     Args:
       step: the number of steps so far.

@@ -157,8 +157,8 @@ def vocabulary_from(config: ConfigDict, asked: Collection[str]) -> Path | None:
     With a teacher, this is the directory of the first teacher. Otherwise, it is the directory in
     config.train.init_from if config.train.init_vocabulary is True. Images and series have no vocabulary.
 
-    If that run lowered a tokenizer option because there was too little data, and the new run requests the same value,
-    `config` gets the lower value. `asked` are the options that the user set. Their values are not changed.
+    That run may have lowered a tokenizer option, because there was too little data. If the new run requests the value
+    from before the lowering, `config` gets the lowered value. Options in `asked`, which the user set, are not changed.
 
     Raises:
       UserError: if the new run and the run in that directory have different tasks or tokenizer options.

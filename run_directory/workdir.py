@@ -299,7 +299,8 @@ class RunDirectory:
                 try:
                     holder = self._read_lease()
                     break
-                except FileNotFoundError:  # some program has deleted the file. Another training would replace it
+                except FileNotFoundError:
+                    # deleted by another program: another training would have replaced the file
                     if not (self.path / CONFIG).exists():  # without this file, the run could not be resumed or used
                         raise UserError(f'{self.path}: the files of the run have been deleted. This training stops '
                                         'without saving. Restore the directory from a copy, or use another --workdir'

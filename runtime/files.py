@@ -197,8 +197,9 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
     """Returns the path FOLDER/NAME, without a suffix, for each name in `names`. The names are separated by commas.
 
     A name with *, ? or [ is a pattern. Each pattern is expanded to the sorted names of the files in the folder that
-    match the pattern and have one of the `suffixes`. Broken symbolic links are files here. A pattern without such files
-    is not expanded, so that errors about missing files name the pattern.
+    match the pattern and have one of the `suffixes`. Broken symbolic links count as files, so that they
+    cause an error when they are read. A pattern without such files is not expanded, so that errors about missing files
+    name the pattern.
 
     Raises:
       UserError: if a name is empty, because an empty name would refer to the folder itself.
@@ -233,7 +234,10 @@ def is_broken_link(path: Path | str) -> bool:
 
 
 def check_link(path: Path) -> None:
-    """Raises UserError if a path is a broken symbolic link. If it was ignored, data of the user would be missing."""
+    """Raises UserError if a path is a broken symbolic link.
+
+    If the link were ignored, data of the user would be missing.
+    """
     if is_broken_link(path):
         raise UserError(f'{path} is a broken symbolic link. Repair or remove the link')
 

@@ -78,8 +78,9 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
                    'cluster_detection_method': 'deactivate'}
         log.info('process %d of %d joins the job at %s', number, count, address)
     _explain_abort()
-    # JAX's preemption service would replace the handler of SIGTERM. It only records the signal, for a function of JAX
-    # that train.py does not use. So a signal that arrives before StopSignals takes effect would be lost.
+    # JAX's preemption service would replace the handler of SIGTERM. This service only records the signal, for a
+    # function of JAX that train.py does not use. So a signal that arrives before StopSignals takes effect would be
+    # lost.
     jax.config.update('jax_enable_preemption_service', False)
     try:
         if address and count and number is not None:
@@ -181,7 +182,7 @@ def _setup_explained() -> Iterator[None]:
     try:
         yield
     except UserError:
-        raise  # an outer `ending_together` receives the error that an inner one has explained
+        raise  # an outer `ending_together` receives the error that an inner `ending_together` has explained
     except Exception as error:
         text = communication_error(error)
         if not PERMANENT.search(text):

@@ -144,7 +144,7 @@ def test_options_without_effect_in_an_earlier_run_are_accepted():
     *({'task': 'regression', 'model.kind': 'patches', 'eval.metric': 'loss', 'data.name': name}
       for name in ('digits', 'dynamics')),
 ])
-def test_values_that_version_6_allowed_open(values):
+def test_runs_with_values_that_version_6_allowed_can_be_opened(values):
     config = base.get_config()
     config.update_from_flattened_dict(values)
     assert versions.read_saved({'version': 6, **config.to_dict()}) == (config, set())

@@ -85,17 +85,17 @@ def read_whole(model: Translator, sources: Sequence[str], sentences: int) -> lis
     The first `sentences` sources are chosen; 0 means all.
 
     Raises:
-      UserError: if none of the returned sources would contain text.
+      UserError: if every chosen source is blank or too long.
     """
     chosen = sources[:sentences or None]
     kept = [source for source in chosen if model.reads_whole(source)]
     if not any(source.strip() for source in kept):
-        reason, remedies = f'{len(kept)} are blank', []
+        reason, remedies = f'blank: {len(kept)}', []
         if len(chosen) < len(sources):
             remedies.append('a larger --sentences')
         if long := len(chosen) - len(kept):
-            reason += (f', and the teacher would truncate {long} with more than {model.max_length - 1} tokens '
-                       f'(config.data.max_length={model.max_length})')
+            reason += (f'; more than {model.max_length - 1} tokens (config.data.max_length={model.max_length}): '
+                       f'{long}')
             remedies.append('a teacher that was trained with a larger config.data.max_length')
         raise UserError(f'no chosen training source can be translated: {reason}. '
                         f'Use {" or ".join(remedies) or "training data whose sources contain text"}')

@@ -250,10 +250,11 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
         progress = judge(progress, checkpoints.values[first], config)
     elif first and (first >= last or due_at(first, config).evaluate):
         progress = judge(progress, evaluate_saved(parts, first, state, checkpoints, metrics, stop), config)
-        # This step was not logged as the last step. config.train.steps was lowered, or config.eval.patience was 0.
+        # This step was not logged as the last step, because config.train.steps was lowered or config.eval.patience was
+        # 0.
         if progress.sums and (first >= last or progress.stopped):
             with show_bar(first, last) as bar:
-                log_step(parts, first, progress, metrics, bar, rate=first < last)
+                log_step(parts, first, progress, metrics, bar, with_rate=first < last)
     if first >= last or progress.stopped:
         log.info('%s', finished_message(first, config))
         return
@@ -361,16 +362,16 @@ def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progr
 
 
 def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metrics, bar: ProgressBar, *,
-             rate: bool = True) -> None:
+             with_rate: bool = True) -> None:
     """Writes metrics of the steps since the previous call: mean losses, learning rate, speed, epoch, skipped steps.
 
-    `rate` is False if the learning rate of `step` is unknown, because the step was made with another schedule.
+    `with_rate` is False if the learning rate of `step` is unknown, because the step was made with another schedule.
     """
     assert progress.sums is not None, 'sums are added up before they are logged'
     total = Sums(**progress.sums)
     means = total.means('train_') if total.tokens else {}  # empty if every step was skipped
     speed = total.tokens / progress.seconds
-    rates = {'learning_rate': float(np.asarray(parts.schedule(step - 1)))} if rate else {}
+    rates = {'learning_rate': float(np.asarray(parts.schedule(step - 1)))} if with_rate else {}
     metrics.write(step, means | rates | {'tokens_per_second': speed, 'epoch': step / len(parts.plan),
                                          'skipped_steps': progress.skipped})
     bar.set_postfix(loss=f'{means.get("train_loss", np.nan):.3f}', tokens_per_s=f'{speed:,.0f}')

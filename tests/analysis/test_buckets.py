@@ -48,27 +48,27 @@ def test_runs_side_by_side_as_a_table_and_a_picture(tmp_path):
         (tmp_path / name / 'results' / 'test.tsv').write_text(''.join(map(table_line, rows)))
         (tmp_path / name / 'config.json').write_text(base.get_config().to_json())
     runs = [tmp_path / 'a', tmp_path / 'b']
-    found = buckets(runs, by='target_length', count=2)
-    table = as_table(found).splitlines()
+    scores = buckets(runs, by='target_length', count=2)
+    table = as_table(scores).splitlines()
     assert len(table) == 3 and '100.00 [100.00, 100.00]' in table[1] and table[2].startswith('11-20')
-    figures = {by: buckets_figure(found, by=by).axes for by in BY}
+    figures = {by: buckets_figure(scores, by=by).axes for by in BY}
     assert {by: axes.get_xlabel() for by, (axes,) in figures.items()} == {
         'length': 'words of the source', 'target_length': 'words of the reference',
         'frequency': 'occurrences of the rarest source word in the training data'}
     axes, = figures['target_length']
-    for line, row in zip(axes.containers, found.values(), strict=True):
+    for line, row in zip(axes.containers, scores.values(), strict=True):
         points, _, (bars,) = line
-        scores = [bucket.scores['bleu'] for bucket in row]
-        np.testing.assert_allclose(points.get_ydata(), [score for score, _, _ in scores])
-        ends = [(min(score, low), max(score, high)) for score, low, high in scores]
+        intervals = [bucket.scores['bleu'] for bucket in row]
+        np.testing.assert_allclose(points.get_ydata(), [score for score, _, _ in intervals])
+        ends = [(min(score, low), max(score, high)) for score, low, high in intervals]
         np.testing.assert_allclose([bar[:, 1] for bar in bars.get_segments()], ends)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(map(str, runs))
     assert buckets(str(runs[0])) == buckets([str(runs[0])]), 'a single run needs no list'
     for show in as_table, functools.partial(buckets_figure, by='target_length'):
         with pytest.raises(UserError, match="there is no score 'belu'. Did you mean bleu"):
-            show(found, 'belu')
+            show(scores, 'belu')
     with pytest.raises(UserError, match="by='size' must be one of length, target_length, frequency"):
-        buckets_figure(found, by='size')
+        buckets_figure(scores, by='size')
     with pytest.raises(UserError, match='count=0 must be at least 1'):
         buckets(runs, count=0)
     (tmp_path / 'b' / 'results' / 'test.tsv').write_text(table_line(['x', 'y', 'z']))

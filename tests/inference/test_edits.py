@@ -277,8 +277,8 @@ def test_images_and_inputs_of_another_form_are_refused(runs):
 @pytest.mark.parametrize('edit, message', [
     (('replace', 'encoder', np.zeros((17, 8))), r'have the shape \[17, 8\], but the place has \[16, 8\]'),
     (('zero', 'encoder', None, None, [1, 16]),
-     r'at encoder: positions=\[1, 16\]: there are only 16 tokens. Use positions from 0 to 15'),
-    (('freeze', '*_0/*/weights', 'first', None, [16]), r'/weights: positions=\[16\]: there are only 16 tokens'),
+     r'at encoder: positions=\[1, 16\]: this place has only 16 positions. Use positions from 0 to 15'),
+    (('freeze', '*_0/*/weights', 'first', None, [16]), r'/weights: positions=\[16\]: this place has only 16 positions'),
     (('freeze', '*_0/*/weights', np.zeros((17, 1))), r'the shape \[17, 1\], but the place has \[2, 16, 16\]'),
     (('freeze', '*_0/*/weights', np.zeros((2, 1, 17))), r'the shape \[2, 1, 17\], but the place has \[2, 16, 16\]')])
 def test_positions_that_no_image_has_are_refused(edit, message, runs):
@@ -377,7 +377,7 @@ def test_two_edits_of_one_value_are_refused(runs):
         runs['transformer'].edited([Edit('mean', 'decoder', [0.0] * 8), Edit(turned, 'decoder')])
 
 
-SHAPE = r'but the value has \(1, 4, 8\) \(batch, position, width\). Return an array of this shape'
+SHAPE = r'but the value has the shape \(1, 4, 8\) \(batch, position, width\). Return an array of this shape'
 SIZES = ('The axis batch, and for texts the axes of tokens, differ in size between passes. Compute the result from the '
          r"value. For stored values, use Edit\('replace', ...\)")
 TRACED = ': jax.jit traces the function, so its array has no numbers yet. Use functions of jax.numpy'
@@ -388,10 +388,10 @@ TRACED = ': jax.jit traces the function, so its array has no numbers yet. Use fu
     (lambda value, at: None, f' returns an object of type NoneType, {SHAPE}$'),
     (lambda value, at: 0, f' returns an object of type int, {SHAPE}$'),
     (lambda value, at: [value], f' returns an object of type list, {SHAPE}$'),
-    (lambda value, at: value[..., 0], rf' returns the shape \(1, 4\), {SHAPE}$'),
-    (lambda value, at: value[..., :2], rf' returns the shape \(1, 4, 2\), {SHAPE}$'),
-    (lambda value, at: value[:, :1], rf' returns the shape \(1, 1, 8\), {SHAPE}'),
-    (lambda value, at: np.zeros((1, 9, 8)), rf' returns the shape \(1, 9, 8\), {SHAPE}. {SIZES}'),
+    (lambda value, at: value[..., 0], rf' returns an array of shape \(1, 4\), {SHAPE}$'),
+    (lambda value, at: value[..., :2], rf' returns an array of shape \(1, 4, 2\), {SHAPE}$'),
+    (lambda value, at: value[:, :1], rf' returns an array of shape \(1, 1, 8\), {SHAPE}'),
+    (lambda value, at: np.zeros((1, 9, 8)), rf' returns an array of shape \(1, 9, 8\), {SHAPE}. {SIZES}'),
     (lambda value, at: np.full((1, 4, 8), None), ' returns an array of object. Return an array of numbers'),
     (lambda value, at: np.full((1, 4, 8), 'a'), ' returns an array of <U1. Return an array of numbers'),
     (lambda value, at: np.zeros((1, 4, 8), 'M8[D]'), r' returns an array of datetime64\[D\]. Return an array of'),
@@ -408,7 +408,8 @@ def test_an_impossible_function_is_refused_with_its_place(function, message, pos
 
 
 def test_stored_values_of_several_images_are_refused_as_the_result_of_a_function(runs):
-    message = rf'returns the shape \(3, 8\), but the value has \(1, 8\) \(batch, width\). Return .* shape. {SIZES}'
+    message = (r'returns an array of shape \(3, 8\), but the value has the shape \(1, 8\) \(batch, width\). Return .* '
+               rf'shape. {SIZES}')
     with pytest.raises(UserError, match=f'^the function at pooled {message}'):
         runs['patches'].edited([Edit(lambda value, at: np.zeros((3, 8)), 'pooled')])
 

@@ -153,11 +153,11 @@ def test_a_continuation_of_every_prompt_in_order(lines, context, whole_documents
      'text 2 has 10 tokens: only the last token is read (config.data.context)'),
 ])
 def test_a_line_over_the_limit_is_truncated_with_a_warning(model, options, which, message, warned):
-    found = answers(model, ['abc', '0123456789', 'abc'], options)
-    assert [answer.source for answer in found] == ['abc', '0123456789', 'abc']
+    outputs = answers(model, ['abc', '0123456789', 'abc'], options)
+    assert [output.source for output in outputs] == ['abc', '0123456789', 'abc']
     [warning] = warned.records
     assert warning.getMessage() == message
-    assert model.tokenizers['source'].decode(found[1].source_tokens) == '0123456789'[which]
+    assert model.tokenizers['source'].decode(outputs[1].source_tokens) == '0123456789'[which]
 
 
 def test_the_warning_about_a_single_token_is_singular(warned):
@@ -216,8 +216,8 @@ def test_a_continuation_that_fits_no_window_is_refused_for_a_beam():
         answers(Parrot(context=8), ['a'], SearchOptions(extra_length=9))
     with pytest.raises(UserError, match='extra_length=9: must be at most 8, because'):  # before the split is read
         Parrot(context=8).score(object.__new__(DocumentData), 'test', ConfigDict(), SearchOptions(extra_length=9))
-    found, = answers(Parrot(context=8), ['ab'], SearchOptions(extra_length=8))
-    assert (len(found.source_tokens), len(found.hypotheses[0].tokens)) == (1, 8)
+    output, = answers(Parrot(context=8), ['ab'], SearchOptions(extra_length=8))
+    assert (len(output.source_tokens), len(output.hypotheses[0].tokens)) == (1, 8)
 
 
 def test_lines_are_read_when_needed_and_fewer_long_lines_at_a_time(monkeypatch):

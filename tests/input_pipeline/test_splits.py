@@ -161,20 +161,20 @@ def test_a_broken_link_beside_the_file_that_is_read_is_no_error(tmp_path):
     (classes, ['a/x.png', 'b/x.png', 'test.csv'], '', 'test.csv')])
 def test_files_that_would_not_be_read_are_an_error(tmp_path, opener, files, read, unread):
     touch(tmp_path, *files)
-    message = f'{tmp_path / unread} would not be read, because {tmp_path / read} has data in another form'
+    message = f'{tmp_path / unread} would not be read, because the data is read from {tmp_path / read}. '
     with pytest.raises(UserError, match=re.escape(message)):
         opened(tmp_path, opener).fingerprint('train')
 
 
 def test_images_that_would_not_be_read_are_an_error(tmp_path):
     touch(tmp_path, 'train.csv.gz', 'validation.csv', 'test/figures/x.png')
-    message = (f'the images in {tmp_path}/test would not be read, because the training data is {tmp_path}/train.csv.gz'
+    message = (f'the images in {tmp_path}/test would not be read, because the data is read from {tmp_path}/train.csv.gz'
                f'. Move or rename {tmp_path}/test')
     with pytest.raises(UserError, match=re.escape(message)):
         opened(tmp_path, classes)
 
 
-def test_figures_and_notes_beside_the_data_are_no_data(tmp_path):
+def test_figures_and_notes_beside_the_data_are_ignored(tmp_path):
     save(tmp_path)
     touch(tmp_path, 'README.txt', 'notes/README', 'figures/a.png', 'train.md', 'validation.txt')
     assert [len(opened(tmp_path, classes).inputs(split)) for split in SPLITS] == [32, 4, 4]

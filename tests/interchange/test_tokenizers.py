@@ -514,8 +514,9 @@ def test_special_tokens_keep_their_names(tmp_path):
 def test_further_end_tokens_are_named(ends, generation, files, message, tmp_path, caplog):
     (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': generation, 'num_beams': 4}))
     read_with(tmp_path, beginning(), end=ends)
-    expected = (f'eos_token_id has further end tokens. Only </s> (2) ends a text, not {message}. To end texts at '
-                'another of these tokens, set eos_token_id of config.json to its id')
+    expected = (f'eos_token_id has further end tokens. Only </s> (2) ends a text, not {message}. To use a '
+                'different one of these tokens as the end token, set eos_token_id of config.json to the id of this '
+                'token before the import')
     assert [record.getMessage() for record in caplog.records] == (
         [f'{files.format(tmp_path)}: {expected}'] if message else [])
 

@@ -64,8 +64,8 @@ def test_sums_and_gradients_are_those_of_the_logits(monkeypatch, form, shape, ti
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('shape', [(0, 5), (3, 0)])
 def test_the_sums_and_gradients_of_no_positions_are_0(form, shape):
-    found = FORMS[form](*random_inputs(shape), 0.1, ABSENT_TOKENS)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(found))
+    sums = FORMS[form](*random_inputs(shape), 0.1, ABSENT_TOKENS)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(sums))
 
 
 @pytest.mark.slow

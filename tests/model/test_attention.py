@@ -244,7 +244,7 @@ def test_scores_are_their_definitions():
 
 
 @pytest.mark.parametrize('width', [64, 112])  # the rounding of 112 ** -0.5 to bfloat16 is an error of 0.25 %
-def test_scaled_scores_of_bfloat16_are_those_of_float64(width):
+def test_scaled_scores_of_bfloat16_equal_those_of_float64(width):
     query, key = (normal(seed, 2, 4, 3, width).astype(jnp.bfloat16) for seed in (0, 1))
     scores = np.einsum('bthk,bshk->bhts', *float64((query, key))) / np.sqrt(width)
     close(scaled_dot_scores(query, key), scores, atol=1e-6)

@@ -155,21 +155,20 @@ def test_a_corpus_of_long_sources_only_is_refused(run, data, tmp_path):
     teacher = inference.load(run[0])
     teacher.model.max_length = 1
     options = search_options(teacher.config, method='beam', beam=1)
-    with pytest.raises(UserError, match=r'1 are blank, and the teacher would truncate \d+ with more than 0 tokens '
-                                        r'\(config.data.max_length=1\)'):
+    with pytest.raises(UserError, match=r'blank: 1; more than 0 tokens \(config.data.max_length=1\): \d+\. '):
         write_corpus(teacher, teacher.model, tmp_path / 'new', options)
 
 
 @pytest.mark.parametrize('sentences, reason', [
-    *((chosen, r'2 are blank, and the teacher would truncate 2 with more than 100 tokens .*\. Use a teacher that')
+    *((chosen, r'blank: 2; more than 100 tokens .*: 2\. Use a teacher that')
       for chosen in (0, 4)),
-    (2, r'1 are blank, and the teacher would truncate 1 with .*\. Use a larger --sentences or a teacher that'),
-    (1, r'1 are blank\. Use a larger --sentences$')])
+    (2, r'blank: 1; more than 100 tokens .*: 1\. Use a larger --sentences or a teacher that'),
+    (1, r'blank: 1\. Use a larger --sentences$')])
 def test_the_advice_for_blank_and_long_sources_depends_on_the_number_of_chosen_sources(sentences, reason):
     sources = ['', 'x' * 101, ' ', 'x' * 200]
     with pytest.raises(UserError, match=reason):
         read_whole(Echo(), sources, sentences)
-    with pytest.raises(UserError, match=r'2 are blank\. Use training data whose sources contain text$'):
+    with pytest.raises(UserError, match=r'blank: 2\. Use training data whose sources contain text$'):
         read_whole(Echo(), ['', ' '], 0)
     assert read_whole(Echo(), [*sources, 'x'], 0) == ['', ' ', 'x']
 

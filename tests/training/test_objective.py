@@ -91,7 +91,7 @@ def test_simcut_is_its_definition():
     params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
     sums = SIMCUT(forward(module), params, batch, jax.random.key(3))
     whole_key, cut_key = jax.random.split(jax.random.key(3))
-    (log_p, sown), (log_q, _) = (noisy_pass(each, params, batch, key) for each, key in (
+    (log_p, sown), (log_q, _) = (noisy_pass(model, params, batch, key) for model, key in (
         (module, whole_key), (Noisy(sows=3.0, word_dropout=0.4), cut_key)))
     assert sown > 0.1
     smooth = 0.9 * np.eye(5)[batch['targets']] + 0.1 / 5
