@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import allyouneed
-from inference.scores import table_line
 from input_pipeline.builtin import make_corpus
 from input_pipeline.links import links_of
 from interchange import export
@@ -25,15 +24,10 @@ def test_the_python_of_the_page_runs(monkeypatch, tmp_path):
         pairs=corpus.__getitem__, has_links=bool, links=lambda split: links_of(corpus[split][:4], writers, 'en', 'fr'))
     monkeypatch.setattr(export, 'read_models', lambda folders, checkpoint: run._trained)
     monkeypatch.setattr(allyouneed, 'load', lambda workdir: run, raising=False)
-    (tmp_path / 'runs' / 'demo' / 'results').mkdir(parents=True)
-    rows = [(source, target, target) for source, target in corpus['test'][:20]]
-    (tmp_path / 'runs' / 'demo' / 'results' / 'test.tsv').write_text(''.join(map(table_line, rows)))
-    (tmp_path / 'runs' / 'demo' / 'config.json').write_text(run.config.to_json())
     monkeypatch.chdir(tmp_path)
     names = {}
     for snippet in re.findall('```python\n(.*?)```', PAGE.read_text('utf-8'), re.DOTALL):
         exec(compile(snippet, str(PAGE), 'exec'), names)
     assert names['weights'].axes == ('layer', 'head', 'query', 'key')
     assert [count for count, _ in names['by_importance']] == [0, 3, 6]
-    assert (tmp_path / 'pictures' / 'by_length.png').exists()
     assert (tmp_path / 'runs' / 'demo_2_heads' / 'model.safetensors').exists()
