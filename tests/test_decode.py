@@ -310,6 +310,14 @@ def test_a_wrong_request_leaves_the_incomplete_output_of_an_earlier_request(
     assert Path('out.txt.partial').read_text() == 'precious'
 
 
+@pytest.mark.parametrize('name', [
+    'config.json', 'changes.jsonl', 'model.safetensors', 'lock', 'owner', 'data/source.model', 'metrics.jsonl',
+    'recipe.py', 'checkpoints/6/x'])
+def test_an_output_replaces_no_file_of_the_run(tmp_path, name):
+    with pytest.raises(UserError, match=f'--output={tmp_path}/{name} is a file of the run itself'):
+        Request(input='-', output=str(tmp_path / name)).check_files([tmp_path], [])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('output, message', [
     ('{tmp_path}', 'Is a directory'), ('{tmp_path}/none/out.txt', 'No such file'), ('/dev/full', 'No space left'),

@@ -6,22 +6,24 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import inference
+from configs import recipe
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.translate import Translator
-from input_pipeline.tokenizer import EOS, CharTokenizer
+from input_pipeline.tokenizer import EOS, ByteTokenizer, CharTokenizer
 from model.blocks import BlockConfig
 from model.ensemble import Ensemble, log_mean_probability
 from model.language_model import LanguageModel
 from model.recurrent import RNNSearch
 from model.transformer import Transformer
-from run_directory.trained import run_paths
+from run_directory.trained import TrainedModel, join_models, run_paths
 from runtime.errors import UserError
 from tests.scripts import script
 
@@ -134,6 +136,26 @@ def test_its_attention_is_refused_and_its_probabilities_are_had():
         model.attention(output)
     total = sum(np.log(each.probability) for each in model.token_probabilities(output))
     assert total == pytest.approx(output.hypotheses[0].log_prob, abs=1e-4)
+
+
+def member(name, **changes):
+    """Returns the model of a run of a language model, with changed options of config.data."""
+    config = recipe('shakespeare_char')
+    config.data.update(changes)
+    return TrainedModel([Path(name)], config, nn.Dense(1), {}, [1], {'text': ByteTokenizer()}, {})
+
+
+def test_an_ensemble_has_the_smallest_context_of_its_members():
+    short, long = member('short', context=32), member('long', context=64)
+    for members in [short, long], [long, short]:
+        assert join_models(members).config.data.context == 32
+    assert long.config.data.context == 64
+
+
+def test_members_with_different_packings_are_refused():
+    message = 'packed has config.data.packing=packed, and contiguous has contiguous'
+    with pytest.raises(UserError, match=message):
+        join_models([member(packing, packing=packing) for packing in ('contiguous', 'packed')])
 
 
 # Run directories

@@ -61,6 +61,16 @@ def test_documents_are_read_and_learned_from_once(tmp_path):
     assert len(list((tmp_path / 'tokenizers').iterdir())) == 1
 
 
+def test_each_tokenizer_and_each_split_has_its_own_store(tmp_path):
+    documents = ListedDocuments(['abc\n', 'cab\n'])
+    learned = [learn_documents(documents, tmp_path, kind=kind) for kind in ('char', 'byte')]
+    for tokenizers in learned:
+        store = open_document_store(documents, 'train', tokenizers, tmp_path)
+        assert tokenizers['text'].decode(store.tokens('text', 0)) == 'abc\n'
+    open_document_store(documents, 'test', learned[0], tmp_path)
+    assert len(stores(tmp_path)) == 3
+
+
 def test_windows_of_a_store_on_disk(tmp_path):
     tokenizers = learn_documents(ListedDocuments(DOCUMENTS), tmp_path, kind='byte')
     store = open_document_store(ListedDocuments(DOCUMENTS), 'train', tokenizers, tmp_path)

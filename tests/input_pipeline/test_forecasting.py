@@ -68,6 +68,13 @@ def test_batches_contain_the_targets_for_teacher_forcing():
     np.testing.assert_allclose(np.diff(batch['inputs']['inputs'][0, :, 0]), step, rtol=1e-4)
 
 
+def test_targets_have_the_scale_of_their_channel():
+    data = SeriesWindows({'': np.concatenate([RAMP, 100 * RAMP], axis=1)}, ['x', 'y'], 'data', options(
+        context=6, horizon=2, season=3, validation_share=0.1))
+    following = ArrayPlan(data, 'train', rows=25, seed=None, following=True).batch(0)['inputs']['following']
+    np.testing.assert_allclose(following[..., 0], following[..., 1], atol=1e-5)
+
+
 def test_batches_have_the_rows_and_the_seed_of_the_config():
     config, data = co2_forecast.get_config(), object.__new__(SeriesData)
     config.update_from_flattened_dict({'seed': 3, 'batch.rows': 8})

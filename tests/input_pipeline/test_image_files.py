@@ -246,6 +246,11 @@ def test_smaller_versions_of_an_image_in_the_same_tiff_file_are_not_read(tmp_pat
     np.testing.assert_array_equal(read(tmp_path, validation_share=0.0)[0], [COLOUR])
 
 
+def test_photos_are_turned_upright(tmp_path):
+    save_image(tmp_path / 'train/a/x.png', COLOUR, exif=EXIF)
+    np.testing.assert_array_equal(read(tmp_path, validation_share=0.0)[0], [np.rot90(COLOUR, -1)])
+
+
 def test_a_colour_image_among_greyscale_images_is_refused(tmp_path):
     save_image(tmp_path / 'train/a/x.png', COLOUR[..., 0])
     save_image(tmp_path / 'test/a/x.png', COLOUR)

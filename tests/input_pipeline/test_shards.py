@@ -101,6 +101,26 @@ def test_a_damaged_shard_of_an_interrupted_build_is_built_again(folder, tmp_path
     assert 'source.tokens does not match its checksum' in logged.text
 
 
+def test_a_damaged_shard_is_built_again_before_the_shards_are_joined(folder, tmp_path, monkeypatch):
+    """Builds all shards in this process, which is faster than starting workers."""
+    calls = []
+
+    def tokenise(place, rows, write):
+        count = shards._build_all(place, functools.partial(shards._shards, rows, shards.SHARD), write)
+        calls.append(count)
+        if len(calls) == 1:
+            tokens = place / '000001' / 'source.tokens'
+            content = bytearray(tokens.read_bytes())
+            content[5] ^= 1
+            tokens.write_bytes(content)
+        return [place / f'{number:06d}' for number in range(count)]
+
+    monkeypatch.setattr(shards, 'SHARD', 100_000)
+    monkeypatch.setattr(shards, '_tokenise', tokenise)
+    assert contents(build_together(tmp_path / 'store', *parts(folder))) == at_once(folder, tmp_path / 'once')
+    assert len(calls) == 2 and calls[0] > 1
+
+
 def test_a_large_text_without_a_row_that_is_kept(folder, tmp_path):
     assert contents(build_together(tmp_path / 'store', *parts(folder, 2))) == at_once(folder, tmp_path / 'once', 2)
 

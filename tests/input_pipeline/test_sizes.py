@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from input_pipeline.data import LabelledData, MeasuredData, read_sizes
-from input_pipeline.kept_data import save_kept_data
+from input_pipeline.kept_data import load_tokenizers, save_kept_data
+from input_pipeline.tokenizer import CharTokenizer
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import options, write_csv
 
@@ -66,6 +68,15 @@ def test_a_changed_byte_is_found_by_the_checksum(tmp_path, old, new):
         read_sizes(tmp_path, 'classification')
 
 
+def test_a_changed_byte_of_a_tokenizer_is_found_by_the_checksum(tmp_path):
+    save_kept_data(tmp_path, {'text': CharTokenizer(b'{"kind": "char", "characters": "abc"}')}, {'vocab_size': 7})
+    assert len(load_tokenizers(tmp_path)['text']) == 7
+    path = tmp_path / 'text.model'
+    path.write_bytes(path.read_bytes().replace(b'abc', b'abd'))
+    with pytest.raises(UserError, match='text.model is damaged: it does not match its checksum'):
+        load_tokenizers(tmp_path)
+
+
 def test_values_have_no_classes(tmp_path):
     with pytest.raises(UserError, match=r"classes=\['a', 'b'\] does not fit task=regression"):
         read(tmp_path, VALUES | {'classes': ['a', 'b']}, 'regression')
@@ -76,7 +87,8 @@ def test_values_have_no_classes(tmp_path):
 def opened(kind, folder, *lines, kept=None):
     """Opens a table with these lines, as the data of a new run, or of a run whose folder `data` is `kept`."""
     write_csv(folder, *lines)
-    return kind(ConfigDict({'data': options(dir=str(folder)), 'model': {'patches': {'patch': 1}}}), kept, ())
+    config = {'data': options(dir=str(folder)), 'model': {'patches': {'patch': 1}}, 'batch': {'rows': 2}}
+    return kind(ConfigDict(config), kept, ())
 
 
 @pytest.mark.parametrize('kind, before, now, message', [
@@ -101,3 +113,12 @@ def test_names_that_a_run_of_an_earlier_version_does_not_have_are_not_compared(t
     earlier = {name: value for name, value in sizes.items() if name not in ('targets', 'inputs')} | targets
     save_kept_data(tmp_path / 'run/data', {}, earlier)
     assert opened(MeasuredData, tmp_path, *table, kept=tmp_path / 'run/data').sizes == earlier
+
+
+def test_batches_have_the_preprocessing_of_the_run(tmp_path):
+    table = ['series,x,target', 'a,1,2', 'b,2,4']
+    sizes = opened(MeasuredData, tmp_path, *table).sizes
+    scale = sizes['preprocessing'] | {'input_mean': [5.0], 'input_std': [2.0]}
+    save_kept_data(tmp_path / 'run/data', {}, sizes | {'preprocessing': scale})
+    batch = opened(MeasuredData, tmp_path, *table, kept=tmp_path / 'run/data').plan('validation').batch(0)
+    np.testing.assert_allclose(batch['inputs']['inputs'].ravel(), [-2.0, -1.5])

@@ -12,7 +12,7 @@ import pytest
 from configs import base
 from input_pipeline.documents import open_documents
 from input_pipeline.sources import open_corpus
-from input_pipeline.splits import text_key
+from input_pipeline.splits import HeldOut, Parts, key, text_key
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import SPLITS, open_arrays, options
 
@@ -306,3 +306,14 @@ def test_a_held_out_source_is_in_no_pair_of_training_not_even_beside_an_empty_si
 def test_the_same_text_written_in_other_characters_stays_together():
     assert text_key('Caf\u00e9  NOIR') == text_key('cafe\u0301 noir') == text_key('\uff23\uff21\uff26\u00c9 noir')
     assert text_key('cafe noir') != text_key('caf\u00e9 noir')
+
+
+@pytest.mark.parametrize('names, expected', [
+    (('validation', 'test'), [[10, 14, 17], [6, 13, 27]]), (('validation',), [[10, 14, 17]])])
+def test_held_out_examples_are_those_of_earlier_versions(names, expected):
+    """A resumed run must not train on the examples that an earlier version held out."""
+    assert key(b'one') == 0x7692c3ad3540bb80 and text_key(' \uff23AF\u00c9  noir') == 0xec1259cc2e6c783e
+    keys = [text_key(f'sentence {number}') for number in range(30)]
+    held_out = HeldOut(Parts(names, 0.1), keys, 'sentences')
+    splits = [held_out.split(value) for value in keys]
+    assert [[number for number in range(30) if splits[number] == name] for name in names] == expected

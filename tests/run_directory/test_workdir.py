@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,13 @@ import pytest
 
 import inference
 from configs import base
-from input_pipeline.data import open_data
+from configs.options import flatten
+from input_pipeline.data import Data, open_data
 from run_directory import workdir as run_directory
 from run_directory.fingerprints import changed_data
 from run_directory.records import read_config
-from run_directory.workdir import RunDirectory
+from run_directory.workdir import RunDirectory, check_same_inputs
+from runtime import agreement
 from runtime.agreement import Greatest
 from runtime.errors import UserError
 from runtime.stopping import STOPPED
@@ -286,6 +289,31 @@ def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
     data = inference.load(tmp_path / 'run').data()
     changed = changed_data(tmp_path / 'run', data, ['validation', 'test'])
     assert changed == ['validation: validation.npz']
+
+
+def test_other_data_is_refused_before_a_run_is_resumed(copy, cache):
+    config = tiny_config(cache)
+    data = open_data(config, copy)
+    changed = mock.Mock(Data, fingerprint=lambda split: data.fingerprint(split) | {'files': [['new.npz', '0']]})
+    with RunDirectory(str(copy), config) as directory:
+        directory.check_data(data)
+        with pytest.raises(UserError, match='the data has changed since .* train: new.npz, .*validation: new.npz'):
+            directory.check_data(changed)
+
+
+def test_processes_have_the_same_config_and_data(monkeypatch):
+    config, second = base.get_config(), {}  # the values of process 1 that differ
+    for module in run_directory, agreement:
+        monkeypatch.setattr(module, 'exchange', lambda purpose, value: [value, second.get(purpose, value)])
+    data = mock.Mock(Data, fingerprint=lambda split: {'split': split})
+    second['the config'] = flatten(config) | {'data.dir': 'elsewhere'}
+    check_same_inputs(config, data)
+    second['the data'] = [{'split': 'train'}, {'split': 'other'}]
+    with pytest.raises(UserError, match='process 1 and process 0 read different data'):
+        check_same_inputs(config, data)
+    second['the config'] = flatten(config) | {'seed': 7}
+    with pytest.raises(UserError, match=r'process 1 has another config than process 0 \(seed: 7, in process 0 0\)'):
+        check_same_inputs(config, data)
 
 
 def test_test_sets_can_be_added_only_if_held_out_test_data_stays_held_out(tmp_path, cache):

@@ -1,6 +1,7 @@
 """Folders that have a temporary name until they are complete."""
 
 import errno
+import os
 import tempfile
 
 import pytest
@@ -56,3 +57,15 @@ def test_a_full_disk_leaves_no_parents_of_a_folder(tmp_path, monkeypatch):
             written_folder(tmp_path / 'new' / 'a' / 'b'):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_files_are_on_disk_before_the_folder_has_its_name(tmp_path, monkeypatch):
+    """A power failure after the rename must not leave empty files."""
+    calls, rename = [], os.rename
+    monkeypatch.setattr(os, 'fsync', lambda descriptor: calls.append(os.fstat(descriptor).st_size))
+    monkeypatch.setattr(os, 'rename', lambda *paths: calls.append('renamed') or rename(*paths))
+    with written_folder(tmp_path / 'new') as temporary:
+        (temporary / 'folder').mkdir()
+        (temporary / 'file').write_bytes(b'abc')
+        (temporary / 'folder' / 'file').write_bytes(b'ab')
+    assert sorted(calls[:-1]) == [2, 3] and calls[-1] == 'renamed'
