@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array
 
 from model.places import At
-from runtime.errors import UserError, nearest
+from runtime.errors import UserError, nearest, prefixed
 from runtime.files import read_bytes
 
 FIRST = 'replace', 'mean', 'freeze'  # edits that replace the value; functions are applied together with these edits
@@ -118,10 +118,8 @@ class Edit:
             if not (isinstance(fields.get(name), str) or name == 'edit' and callable(fields.get(name))):
                 raise UserError(f'{where}: the edit {json.dumps(fields, default=str)[:80]} has no {name!r}. Add '
                                 f'{name!r} with a string')
-        try:
+        with prefixed(where):
             return cls(**fields)
-        except UserError as error:
-            raise UserError(f'{where}: {error}') from None
 
     def as_json(self) -> dict[str, Any]:
         """Returns the edit as a JSON object. A function is written as its name and cannot be read back."""

@@ -36,7 +36,7 @@ from model.build import build_model
 from model.places import EDITS, Observed
 from run_directory.trained import TrainedModel, parts_of_one_run
 from runtime.cache import cache_folder, use_compilation_cache
-from runtime.errors import UserError
+from runtime.errors import UserError, prefixed
 from runtime.files import expanded
 from runtime.processes import check_devices
 
@@ -86,12 +86,10 @@ def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
         if edit.has_text:
             raise UserError(f'{EDITS_OPTION}: the edit {edit.edit!r} at {edit.place} needs values that the model '
                             'computes from texts. This is not possible in training. Use numbers')
-    try:
+    with prefixed(EDITS_OPTION):
         numbers = [{} if edit.by is None or isinstance(edit.by, str) else
                    dict.fromkeys(matching(edit.place, places), edit.by) for edit in edits]
         return Editor(edits, numbers, places)
-    except UserError as error:
-        raise UserError(f'{EDITS_OPTION}: {error}') from None
 
 
 def check_places(config: ConfigDict) -> None:
