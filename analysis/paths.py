@@ -74,9 +74,10 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
     """
     clean_text, text = (text_of(run, (sentence, target)) for sentence in (clean, corrupt))
     check_comparable(clean_text, text, (clean, corrupt))
-    listed = {name: {axis: len(text.inputs[argument_of(name, axis, list(text.inputs))])
-                     if axis in ('position', 'query', 'key') else size for axis, size in sizes.items()}
-              for name, sizes in run.places().items()}
+    listed: dict[str, Sizes] = {
+        name: {axis: len(text.inputs[argument_of(name, axis, list(text.inputs))])
+               if axis in ('position', 'query', 'key') else size for axis, size in sizes.items()}
+        for name, sizes in run.places().items()}
     sending, receiving = _nodes(senders, listed, 'senders'), _nodes(receivers, listed, 'receivers')
     holding = {name for pattern in ([held] if isinstance(held, str) else held) for name in _held(pattern, listed, held)}
     inputs, targets, weights = text.arrays(2 + 2 * len(sending))
