@@ -92,7 +92,8 @@ def main() -> None:
     from input_pipeline.splits import asked_splits
     from runtime.executors import Job
 
-    config = config_from(CONFIG_FLAG)
+    resumes = (directory / SWEEP).exists()
+    config = config_from(CONFIG_FLAG, resumes=resumes)
     recipe = config_flags.get_config_filename(flags.FLAGS['config'])
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
         raise UserError(f'--split={SPLIT.value} consists of {len(splits)} test sets. Use one of {", ".join(splits)}')
@@ -100,7 +101,7 @@ def main() -> None:
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
-    recorded = recorded_sweep(directory)['runs'] if (directory / SWEEP).exists() else {}
+    recorded = recorded_sweep(directory)['runs'] if resumes else {}
     runs = planned_runs(GRID.value, config, read_sweep(GRID.value, config), constant, recorded)
     for option, value in constant.items():
         if all(option in overrides for overrides in runs.values()):

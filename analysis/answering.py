@@ -28,7 +28,6 @@ from inference.predictions import Prediction, Predictions
 from inference.report import Report
 from inference.run import Run, load
 from inference.scores import (
-    SURROGATES,
     compare_translations,
     confidence_intervals,
     read_translations,
@@ -48,12 +47,12 @@ from run_directory.fingerprints import changed_data, is_unchanged
 from run_directory.records import read_config
 from run_directory.trained import run_paths
 from runtime import STARTED
-from runtime.errors import UserError
+from runtime.errors import prefixed
 from runtime.files import naming, open_output, write_text
 from runtime.resources import Stopwatch
 
-# Some programs end a line at the first three characters. UTF-8 cannot encode surrogates.
-JSON_ESCAPES = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'} | SURROGATES)
+# Some programs end a line at these characters.
+JSON_ESCAPES = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})
 NOT_PRINTED = ('classes', 'confusion_matrix', 'by_step')  # only in the file, because they may have thousands of lines
 BETWEEN = '-' * 15  # the line between two continuations
 SHOWN_POSITIONS = 100  # number of positions of a text in the picture of --look=positions
@@ -105,10 +104,8 @@ def decode(request: Request) -> None:
 
 def edited(run: Run, edits: Sequence[Edit], path: str | None) -> Run:
     """Returns a run whose model applies the edits. If `path` is given, error messages begin with the flag --edit."""
-    try:
+    with prefixed(f'--edit={path}') if path else contextlib.nullcontext():
         return run.edited(edits)
-    except UserError as error:
-        raise UserError(f'--edit={path}: {error}' if path else str(error)) from None
 
 
 def check_shown(request: Request, model: TextModel | Predictor) -> None:
@@ -274,7 +271,7 @@ def weights_of(request: Request, weights: Mapping[str, np.ndarray]) -> list[Any]
 
 def json_line(entries: dict[str, Any]) -> str:
     """Returns one line of JSON, without the end of the line."""
-    return json.dumps(entries, ensure_ascii=False).translate(JSON_ESCAPES)
+    return as_text(entries, indent=None)
 
 
 def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
@@ -361,9 +358,10 @@ def show_split(request: Request, run: Run, data: Any, split: str, options: Searc
         log.info('%s', path)
 
 
-def as_text(results: dict[str, Any]) -> str:
-    """Returns results as JSON, as printed and written to the file."""
-    return json.dumps(results, indent=2, ensure_ascii=False).translate(JSON_ESCAPES)
+def as_text(results: dict[str, Any], indent: int | None = 2) -> str:
+    """Returns results as JSON, as printed and written to the file. Surrogates are escaped, as in `table_line`."""
+    text = json.dumps(results, indent=indent, ensure_ascii=False).translate(JSON_ESCAPES)
+    return text.encode(errors='backslashreplace').decode()
 
 
 def explain_split(request: Request, model: TextModel, data: Data, split: str, options: SearchOptions,

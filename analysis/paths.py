@@ -72,17 +72,14 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
       UserError: if there is no such place, head or token, the sentences differ in the number of tokens, or the
         tokens of the target differ.
     """
-    listed = run.places()
-    sending, receiving = _nodes(senders, listed, 'senders'), _nodes(receivers, listed, 'receivers')
-    holding = {name for pattern in ([held] if isinstance(held, str) else held) for name in _held(pattern, listed, held)}
     clean_text, text = (text_of(run, (sentence, target)) for sentence in (clean, corrupt))
     check_comparable(clean_text, text, (clean, corrupt))
-    for node in (*sending, *receiving):
-        axis = 'position' if 'position' in listed[node.place] else 'query'
-        length = len(text.inputs[argument_of(node.place, axis, list(text.inputs))])
-        if node.positions is not None and max(node.positions, default=0) >= length:
-            raise UserError(f'{node.place}: positions={node.positions}: there are only {length} tokens. Use '
-                            f'positions from 0 to {length - 1}')
+    listed: dict[str, Sizes] = {
+        name: {axis: len(text.inputs[argument_of(name, axis, list(text.inputs))])
+               if axis in ('position', 'query', 'key') else size for axis, size in sizes.items()}
+        for name, sizes in run.places().items()}
+    sending, receiving = _nodes(senders, listed, 'senders'), _nodes(receivers, listed, 'receivers')
+    holding = {name for pattern in ([held] if isinstance(held, str) else held) for name in _held(pattern, listed, held)}
     inputs, targets, weights = text.arrays(2 + 2 * len(sending))
     first, _, _ = clean_text.arrays()
     inputs = {name: tokens.at[0].set(first[name][0]) for name, tokens in inputs.items()}

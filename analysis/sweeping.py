@@ -73,7 +73,8 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
       config: the resolved recipe.
       sweep: the runs of the file.
       constant: the options that the command line sets in every run.
-      recorded: the runs in sweep.json, by name. These runs keep their names.
+      recorded: the runs in sweep.json, by name. These runs keep their names, and may keep the values in
+        `new_run_problems`.
 
     Raises:
       UserError: if a run's config is not possible. The message names the run.
@@ -86,8 +87,10 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides],
         # The types are checked first, because the update converts some values: True becomes 1.0.
         if not (problems := kind_problems(overrides)):
             changed.update_from_flattened_dict(overrides)
+            problems = config_problems(changed)
             # train.py gets all overrides as flags, and some values are refused only if a flag sets them.
-            problems = config_problems(changed) or new_run_problems(changed, {*constant, *overrides})
+            if not problems and overrides not in recorded.values():
+                problems = new_run_problems(changed, {*constant, *overrides})
         if problems:
             raise UserError(f'--sweep={file}, run {written(overrides)}: ' + '\n'.join(problems))
         unique.setdefault(repr(flatten(changed)), overrides)
@@ -113,7 +116,8 @@ def check_data(file: str, config: ConfigDict, sweep: Iterable[Overrides], consta
         changed = config.copy_and_resolve_references()
         changed.update_from_flattened_dict(overrides)
         if changed.data.source not in ELSEWHERE:
-            read = changed.task, str(changed.data), bool(changed.train.guided_alignment), changed.eval.metric
+            read = (changed.task, str(changed.data), bool(changed.train.guided_alignment), changed.eval.metric,
+                    changed.model.patches.patch)
             configs.setdefault(read, (changed, overrides))
     if not configs:
         return

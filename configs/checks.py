@@ -28,8 +28,7 @@ def config_from(flag: flags.FlagHolder,
       flag: the flag, defined by ml_collections.
       more: a function that makes further checks, for example of the data. It takes the config and the list of messages
         so far, and returns a list of further messages.
-      resumes: whether the config is for a run that exists. Such a run keeps its warm-up and its search, even if they
-        are impossible.
+      resumes: whether the config is for a run that exists. Such a run may keep the values in `new_run_problems`.
 
     Raises:
       UserError: if the flag is missing or is not a recipe, or if values are wrong. The message lists all wrong values.

@@ -27,10 +27,8 @@ BLEU_TOKENIZERS = {language: tokenizer for tokenizer, languages in {
 # If a larger share of the references has no 4-gram, BLEU is unreliable. In the built-in data, this share is up to 0.52
 # for languages with spaces between words, and BLEU still distinguishes good models from bad models.
 MOST_SHORT = 0.75
-# Python represents the bytes of a file name that is not UTF-8 as surrogates, which UTF-8 cannot encode.
-SURROGATES = {chr(code): f'\\u{code:04x}' for code in range(0xd800, 0xe000)}
-# Characters that would end a cell or a line of a table, or cannot be written.
-ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r', **SURROGATES}
+# Backslashes, and characters that would end a cell or a line of a table.
+ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}
 ESCAPED = str.maketrans(ESCAPES)
 
 
@@ -283,12 +281,21 @@ def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Flo
 
 
 def table_line(cells: Sequence[str]) -> str:
-    """Returns a line of RUN/results/SPLIT.tsv: cells separated by tabs, with ESCAPES applied, and a line feed."""
-    return '\t'.join(cell.translate(ESCAPED) for cell in cells) + '\n'
+    """Returns a line of RUN/results/SPLIT.tsv: cells separated by tabs, with ESCAPES applied, and a line feed.
+
+    Python represents the bytes of a file name that is not UTF-8 as surrogates, which UTF-8 cannot encode. They are
+    escaped, too.
+    """
+    line = '\t'.join(cell.translate(ESCAPED) for cell in cells) + '\n'
+    return line.encode(errors='backslashreplace').decode()
 
 
 def read_table(path: str | Path) -> list[list[str]]:
     """Returns the rows of RUN/results/SPLIT.tsv, with unescaped cells. Only a line feed ends a line, not U+2028."""
     written = {escape: character for character, escape in ESCAPES.items()}
-    return [[re.sub(r'\\([\\tnr]|ud[89a-f][0-9a-f]{2})', lambda match: written[match[0]], cell)
+
+    def unescaped(match):
+        return written.get(match[0]) or chr(int(match[0][2:], 16))
+
+    return [[re.sub(r'\\([\\tnr]|ud[89a-f][0-9a-f]{2})', unescaped, cell)
              for cell in line.split('\t')] for line in Path(path).read_text('utf-8').split('\n')[:-1]]

@@ -65,7 +65,7 @@ class ArrayData:
         self._raw = functools.cache(load)
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
-    def has_files(self, split: str) -> bool:
+    def has_split(self, split: str) -> bool:
         """Returns whether the split has a file or is held out from the training file."""
         return self.parts.is_part(split) or self._has_file(split)
 
@@ -95,7 +95,7 @@ class ArrayData:
         Splits with equal fingerprints have equal examples. If there are no test data, the list 'files' of the test
         split is empty.
         """
-        if split == 'test' and not self.has_files(split):
+        if split == 'test' and not self.has_split(split):
             return {'source': 'arrays', 'files': []}
         examples = self._split(split)
         inputs, targets = recorded(examples.inputs), examples.targets if self._labelled else recorded(examples.targets)

@@ -90,7 +90,7 @@ def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection
         arrays = open_arrays(config.data, TASKS[config.task].data == 'classes', config.model.patches.patch)
     except UserError as error:
         return [str(error)]
-    has_test = arrays.has_files('test')
+    has_test = arrays.has_split('test')
     missing = scored == 'test' and not has_test
     if _is_small([path for path in files_in(expanded(config.data.dir)) if path.is_file()]):
         splits = SPLITS if has_test or missing else SPLITS[:2]

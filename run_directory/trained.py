@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,12 +28,11 @@ from run_directory.records import lowered_options, read_config
 from runtime.cache import cache_folder
 from runtime.errors import UserError
 from runtime.files import expanded
+from runtime.once import log_once
 
 VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # the options that determine the vocabulary
     'kind', 'vocab_size', 'joint', 'split_digits', 'normalization')))
 CAN_JOIN = ('translator', 'generator')  # values of `Task.answerer` for models that can be members of an ensemble
-
-log = logging.getLogger('allyouneed.train')
 
 
 class TrainedModel(NamedTuple):
@@ -180,8 +178,8 @@ def vocabulary_from(config: ConfigDict, asked: Collection[str]) -> Path | None:
             continue
         if lowered.get(key) == value and key not in asked:
             config.update_from_flattened_dict({key: required[key]})
-            log.info('config.%s=%r is used instead of %r, as in the run config.train.%s=%s, whose value was lowered: '
-                     'there was too little data', key, required[key], value, option, train[option])
+            log_once(f'config.{key}={required[key]!r} is used instead of {value!r}, as in the run '
+                     f'config.train.{option}={train[option]}, whose value was lowered: there was too little data')
         else:
             raise UserError(f'config.{key}={value!r}: must be {required[key]!r}, as in the run '
                             f'config.train.{option}={train[option]}. {why}')

@@ -30,6 +30,15 @@ def messages_of(check: Callable[[], object]) -> list[str]:
     return []
 
 
+@contextlib.contextmanager
+def prefixed(where: str) -> Iterator[None]:
+    """Runs the body. If the body raises a UserError, adds 'WHERE: ' to the beginning of its message."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f'{where}: {error}') from None
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, truncated to 300 characters.
 

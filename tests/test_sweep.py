@@ -88,6 +88,14 @@ def test_runs_keep_their_names_when_a_sweep_varies_another_option(bench):
                           *(f'# num_heads=4,seed={seed}' for seed in range(3)), '# 6 runs']
 
 
+def test_runs_that_exist_keep_values_that_new_runs_must_not_have(bench):
+    (bench / 'out').mkdir()
+    (bench / 'out/sweep.json').write_text(json.dumps({'config': {}, 'runs': {
+        f'seed={seed}': {'model.num_heads': 1, 'seed': seed} for seed in range(2)}}))
+    resumed = sweep(bench, '--dry_run', '--config.train.frozen=,', heads=[1])
+    assert resumed.stdout.splitlines()[::3] == ['# seed=0', '# seed=1', '# 2 runs']
+
+
 NOW = time.time()
 
 
@@ -299,8 +307,10 @@ def test_data_is_checked_once_for_configs_that_read_the_same_data(tmp_path, monk
     assert checked == [32, 64]
     sweeping.check_data('grid.py', config, over('train.guided_alignment', [0.0, 0.05, 0.1]), [], 'validation')
     assert len(checked) == 4  # without links and with links
+    sweeping.check_data('grid.py', config, over('model.patches.patch', [16, 5]), [], 'validation')
+    assert len(checked) == 6  # the size of an image must be a multiple of the size of a patch
     sweeping.check_data('grid.py', demo.get_config(), seeds(3), [], 'validation')  # the built-in data
-    assert len(checked) == 4
+    assert len(checked) == 6
 
 
 def test_a_sweep_in_the_home_folder_may_have_numbers_of_numpy(tmp_path, monkeypatch):

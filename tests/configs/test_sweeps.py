@@ -126,6 +126,10 @@ def test_beam_search_of_each_run_of_a_language_model_must_fit_into_a_window():
     config.decode.method = 'beam'
     with pytest.raises(UserError, match=r"'seed': 1.*extra_length=300: must be at most data\.context=64"):
         planned_runs('sweep.py', config, [{'seed': 1}], {})
+    runs = {'seed=1': {'seed': 1}}
+    assert planned_runs('sweep.py', config, [{'seed': 1}], {}, runs) == runs  # a run that exists may keep this length
+    with pytest.raises(UserError, match=r"'seed': 2.*extra_length=300: must be at most data\.context=64"):
+        planned_runs('sweep.py', config, [{'seed': 1}, {'seed': 2}], {}, runs)
 
 
 @pytest.mark.parametrize('option, value, message', [
