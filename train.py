@@ -62,7 +62,7 @@ def main() -> None:
     if config.train.edits or config.track.places:
         from inference.run import check_places
 
-        check_places(config, resumes)
+        check_places(config)
     with (StopSignals() as stop, ending_together(),
           RunDirectory(WORKDIR.value, config, asked=asked_options()) as directory):
         profiler = ProfilerWindow(PROFILE.value, directory.path, config.train.steps)

@@ -142,10 +142,8 @@ def read_edits(path: str) -> list[Edit]:
     return parsed(text, f'--edit={path}')
 
 
-def parsed(text: str, where: str, skip_empty: bool = False) -> list[Edit]:
+def parsed(text: str, where: str) -> list[Edit]:
     """Returns the edits in a JSON text. Error messages begin with `where`.
-
-    If `skip_empty` is True, edits whose list of heads or positions is empty are left out.
 
     Raises:
       UserError: if the text is not a list of edits.
@@ -156,37 +154,7 @@ def parsed(text: str, where: str, skip_empty: bool = False) -> list[Edit]:
         raise UserError(f'{where} is not JSON: {error}. Write a list of edits') from None
     if not isinstance(listed, list) or not listed:
         raise UserError(f'{where} must be a list of edits, [{{"edit": ..., "place": ...}}, ...]')
-    if skip_empty:
-        listed = [fields for fields in listed
-                  if not (isinstance(fields, dict) and [] in (fields.get('heads'), fields.get('positions')))]
     return [Edit.of(fields, where) for fields in listed]
-
-
-def saved_edits(text: str, where: str, places: Mapping[str, Sizes]) -> list[Edit]:
-    """Returns the edits in the config of a run that exists, without heads and positions that select nothing.
-
-    Earlier versions allowed empty lists, and positions after the last token of an image. They had no effect.
-
-    Raises:
-      UserError: if the text is not a list of edits, or a place does not exist. The message begins with `where`.
-    """
-    edits = []
-    for edit in parsed(text, where, skip_empty=True):
-        inside = {name: _inside(edit.positions, places[name])
-                  for name in matching(edit.place, places, f'{where}: ')}
-        if all(positions == edit.positions for positions in inside.values()):
-            edits.append(edit)
-        else:  # the places that match a pattern may have different lengths
-            edits += [dataclasses.replace(edit, place=name, positions=positions)
-                      for name, positions in inside.items() if positions]
-    return edits
-
-
-def _inside(positions: Sequence[int] | None, sizes: Sizes) -> list[int] | None:
-    """Returns the positions that a place with these sizes has. None selects all positions."""
-    length = sizes.get('position', sizes.get('query'))
-    return None if positions is None else [
-        position for position in positions if length is None or position < length]
 
 
 def without(heads: str) -> Edit:

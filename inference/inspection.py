@@ -93,10 +93,9 @@ class Inspected(dict[str, Values]):
 
 
 def list_places(model: Answerer) -> dict[str, Sizes]:
-    """Returns the shapes of the values at all places, {place: {axis: size}}.
+    """Returns the shapes of the values at all places, {place: {axis: size}}. A size is None if it depends on the text.
 
-    A size is None if it depends on the text or the batch. The parameters of the model may be {}, because only shapes
-    are computed.
+    The parameters of the model may be {}, because only shapes are computed.
     """
     # All images or series have the same length.
     return _sizes(_shapes(model), {'batch'} if isinstance(model, Predictor) else FREE)

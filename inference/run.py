@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from configs.options import choices
 from configs.tasks import TASKS
 from inference.editor import Editor
-from inference.edits import Edit, Sizes, matching, parsed, saved_edits
+from inference.edits import Edit, Sizes, matching, parsed
 from inference.forecast import Forecaster
 from inference.generate import Generator
 from inference.inspection import MOST_GB, Answerer, Inspected, inspect, inspect_each, list_places, places_of, resolved
@@ -67,10 +67,8 @@ ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
 
 
 def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mapping[str, Tokenizer],
-                        sizes: Mapping[str, Any], resumes: bool = False) -> Any:
+                        sizes: Mapping[str, Any]) -> Any:
     """Returns a module that applies the edits of config.train.edits in each pass. Without edits, returns `module`.
-
-    `resumes` is True if the config is for a run that exists; see `saved_edits`.
 
     Raises:
       UserError: if an edit or a place does not exist. Also if an edit needs values that the model computes from texts,
@@ -78,14 +76,12 @@ def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mappi
     """
     if not config.train.edits:
         return module
-    places = list_places(make_answerer(config, module, {}, tokenizers, sizes))
-    return Observed(module, _trained_editor(config, places, resumes))
+    return Observed(module, _trained_editor(config, list_places(make_answerer(config, module, {}, tokenizers, sizes))))
 
 
-def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes], resumes: bool) -> Editor:
+def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
     """Returns the edits in config.train.edits, checked against the places of the model."""
-    text = config.train.edits
-    edits = saved_edits(text, EDITS_OPTION, places) if resumes else parsed(text, EDITS_OPTION)
+    edits = parsed(config.train.edits, EDITS_OPTION)
     for edit in edits:
         if edit.has_text:
             raise UserError(f'{EDITS_OPTION}: the edit {edit.edit!r} at {edit.place} needs values that the model '
@@ -96,13 +92,11 @@ def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes], resumes: bo
         return Editor(edits, numbers, places)
 
 
-def check_places(config: ConfigDict, resumes: bool = False) -> None:
+def check_places(config: ConfigDict) -> None:
     """Checks the places in config.train.edits and config.track.places, before a run directory is created.
 
     The names of places depend neither on the data nor on the stem of a model of patches, which has no places. So this
     function reads no data, and uses the linear stem. `model.build.check_fits` checks the stem.
-
-    `resumes` is True if the config is for a run that exists; see `saved_edits`.
 
     Raises:
       UserError: if an edit or a place does not exist.
@@ -117,7 +111,7 @@ def check_places(config: ConfigDict, resumes: bool = False) -> None:
     model = {**config.model, 'patches': {**config.model.patches, 'stem': 'linear'}}
     places = places_of(build_model(model, **sizes), {}, inputs[TASKS[config.task].answerer])
     if config.train.edits:
-        _trained_editor(config, places, resumes)
+        _trained_editor(config, places)
     tracked_places(config, places)
 
 
@@ -166,9 +160,7 @@ class Run:
         self._opened, self._numbers = self.model, ()
         self.options = search_options(self.config)
         if self.config.train.edits:
-            edits = saved_edits(self.config.train.edits, EDITS_OPTION, self.places())
-            with prefixed(EDITS_OPTION):
-                learned = self.edited(edits)
+            learned = self.edited(parsed(self.config.train.edits, EDITS_OPTION))
             self.model, self.edits, self._opened = learned.model, learned.edits, learned.model
 
     def __repr__(self) -> str:
@@ -240,7 +232,7 @@ class Run:
     def places(self) -> dict[str, Sizes]:
         """Returns the shapes of the values at all places: {place: {axis: size or None}}.
 
-        A size is None if it depends on the text or the batch.
+        A size is None if it depends on the text.
         """
         return list_places(self._opened)
 

@@ -103,14 +103,13 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
     warn_once.cache_clear()
     config = plain(config)
     problems = config_problems(config)
-    resumes = (expanded(workdir) / CONFIG).exists()
-    if not problems and not resumes:
+    if not problems and not (expanded(workdir) / CONFIG).exists():
         problems = new_run_problems(config, ())
     if problems or finished_at(expanded(workdir), config) is None:
         problems += data_problems(config, problems)
     if problems:
         raise UserError('\n'.join(problems))
-    check_places(config, resumes)
+    check_places(config)
     try:
         with StopSignals(exits=False) as stop, RunDirectory(os.fspath(workdir), config) as directory:
             run(config, directory, stop, ProfilerWindow(None, directory.path, config.train.steps), draw,
@@ -202,8 +201,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
         check_fits(config.model, data.sizes)
     except ValueError as error:
         raise UserError(f'config.{error}') from None
-    module = trained_under_edits(config, build_model(config.model, **data.sizes, pad=PAD), data.tokenizers, data.sizes,
-                                 directory.resumed)
+    module = trained_under_edits(config, build_model(config.model, **data.sizes, pad=PAD), data.tokenizers, data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     objective = make_objective(config, data)
     directory.check_objective(objective)

@@ -17,7 +17,7 @@ from inference.editor import Editor
 from inference.edits import Edit, check_without, read_edits, without
 from inference.options import SearchOptions
 from inference.outputs import Hypothesis, Output
-from inference.run import Run, check_places, trained_under_edits
+from inference.run import Run
 from model.places import EDITS, SEQUENCE, At
 from runtime.errors import UserError
 from tests.random_run import random_run
@@ -284,31 +284,6 @@ def test_images_and_inputs_of_another_form_are_refused(runs):
 def test_positions_that_no_image_has_are_refused(edit, message, runs):
     with pytest.raises(UserError, match=message):
         runs['patches'].edited([Edit(*edit)])
-
-
-@pytest.mark.parametrize('edits, kept', [
-    ([Edit('zero', 'encoder', positions=[1, 16])], [('encoder', [1])]),
-    ([Edit('zero', 'encoder', positions=[16]), Edit('zero', 'embedding')], [('embedding', None)]),
-    ([{'edit': 'zero', 'place': 'encoder', 'positions': []}], []),
-    ([{'edit': 'zero', 'place': 'encoder/layers_0/self_attention/heads', 'heads': []}], [])])
-def test_a_saved_config_may_have_edits_that_select_nothing(edits, kept, runs):
-    trained = runs['patches']._trained
-    config = trained.config.copy_and_resolve_references()
-    config.train.edits = json.dumps([edit.as_json() if isinstance(edit, Edit) else edit for edit in edits])
-    run = Run(trained._replace(config=config))
-    assert [(edit.place, edit.positions) for edit in run.edits] == kept
-    check_places(config, resumes=True)
-    trained_under_edits(config, trained.module, trained.tokenizers, trained.sizes, resumes=True)
-    with pytest.raises(UserError, match=r'^config.train.edits: .* (selects nothing|only \d+ )'):
-        trained_under_edits(config, trained.module, trained.tokenizers, trained.sizes)
-
-
-def test_an_edit_of_a_saved_config_that_is_impossible_is_refused_with_the_name_of_the_option(runs):
-    trained = runs['patches']._trained
-    config = trained.config.copy_and_resolve_references()
-    config.train.edits = json.dumps([Edit('scale', 'encoder', [1.0, 2.0]).as_json()])
-    with pytest.raises(UserError, match="^config.train.edits: edit 'scale' at encoder: the numbers have the shape"):
-        Run(trained._replace(config=config))
 
 
 @pytest.mark.slow
