@@ -101,11 +101,12 @@ class Forecaster(Predictor):
         by_step = {step + 1: {name: forecast_scores(steps[:, step:step + 1], targets[:, step:step + 1], scale)
                               for name, steps in systems.items()} for step in range(self.horizon)}
         header = tuple(f'{kind}_{name}' for kind in ('target', 'value') for name in self.form.targets)
-        rows = [value_cells(target) + value_cells(forecast) for target, forecast in zip(
-            targets.reshape(len(targets), -1), forecasts.reshape(len(targets), -1), strict=True)]
+        rows = [(*value_cells(target), *value_cells(forecast), name) for target, forecast, name in zip(
+            targets.reshape(len(targets), -1), forecasts.reshape(len(targets), -1), data.arrays.names(split),
+            strict=True)]
         model = scores.pop('model')
         return {'n': len(targets), 'horizon': self.horizon, 'season': self.season, **model, 'baselines': scores,
-                'by_step': by_step}, [header, *rows]
+                'by_step': by_step}, [(*header, 'name'), *rows]
 
     def _forecasts(self, data: SeriesData, split: str, batch_size: int) -> tuple[Steps, Prediction]:
         """Returns the forecasts for the windows of a split, and the first forecast as a Prediction."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from input_pipeline.arrays import ArrayData
 from input_pipeline.examples import Examples
@@ -64,6 +65,12 @@ class SeriesWindows(ArrayData):
         mean, std = mean_and_std(self.inputs('train'), f'{self._where} (train): inputs')
         return Preprocessing(mean, std, mean * self._horizon, std * self._horizon)
 
+    @override
+    def names(self, split: str) -> list[str]:
+        """Returns the name of the series and the index of the first target step of each window, as 'SERIES:STEP'."""
+        return [f'{name}:{step}' if name else str(step) for name in self._series
+                for step in self._first_steps(name, split)]
+
     def naive_errors(self, split: str) -> Float[np.ndarray, 'windows channels']:
         """Returns, for each window, the divisor of the scaled error (Hyndman and Koehler 2006, section 3).
 
@@ -96,11 +103,16 @@ class SeriesWindows(ArrayData):
 
     def _windows(self, name: str, split: str) -> Float[np.ndarray, 'windows steps channels']:
         """Returns the windows of a series with all targets in the split `split`, in the order of time."""
-        length, index = self._context + self._horizon, SPLITS.index(split)
-        begin, end = (0, *self._ends[name])[index:index + 2]
-        first = begin - self._context if index else 0
-        views = np.lib.stride_tricks.sliding_window_view(self._series[name][first:end], length, axis=0)
+        steps = self._first_steps(name, split)
+        values = self._series[name][steps.start - self._context:steps.stop - 1 + self._horizon]
+        views = np.lib.stride_tricks.sliding_window_view(values, self._context + self._horizon, axis=0)
         return views.transpose(0, 2, 1)
+
+    def _first_steps(self, name: str, split: str) -> range:
+        """Returns the index of the first target step of each window of a series in `split`."""
+        index = SPLITS.index(split)
+        begin, end = (self._context, *self._ends[name])[index:index + 2]
+        return range(begin, end - self._horizon + 1)
 
     def _checked_ends(self, name: str, steps: int, share: float) -> tuple[int, int, int]:
         """Returns the end indices of the training, validation and test steps of a series.

@@ -38,6 +38,7 @@ def test_splits_are_divided_by_time_and_no_step_is_a_target_in_two_splits():
         np.testing.assert_array_equal(targets[split], [[step, step + 1] for step in steps[:-1]])
         # The context is the six steps before the targets.
         np.testing.assert_array_equal(data.inputs(split)[:, :, 0], targets[split][:, :1] - np.arange(6, 0, -1))
+        assert data.names(split) == [str(step) for step in steps[:-1]]  # the first target step of each window
 
 
 def test_statistics_are_those_of_the_training_steps():
@@ -93,6 +94,7 @@ def test_a_table_may_have_several_series_and_channels(tmp_path):
     assert data.form.channels == ('up', 'down') and data.form.targets == ('up+1', 'down+1', 'up+2', 'down+2')
     assert data.inputs('test').shape == (3 + 4, 6, 2)
     np.testing.assert_array_equal(data.targets('test')[[0, 3]], [[36, -36, 37, -37], [145, -45, 146, -46]])
+    assert data.names('test') == ['a:36', 'a:37', 'a:38', 'b:45', 'b:46', 'b:47', 'b:48']
 
 
 def test_blank_lines_before_and_after_a_table_with_one_column_are_ignored(tmp_path):
