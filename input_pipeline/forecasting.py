@@ -23,6 +23,7 @@ from input_pipeline.series_tables import read_histories
 from input_pipeline.splits import SPLITS
 from runtime.errors import UserError
 from runtime.files import expanded
+from runtime.once import log_once
 
 Series = Mapping[str, Float[np.ndarray, 'time channels']]
 
@@ -47,7 +48,7 @@ class SeriesWindows(ArrayData):
           UserError: if a series is too short.
         """
         self._series, self._where, self._season = series, where, data['season']
-        self._context, self._horizon = data['context'], data['horizon']
+        self._context, self._horizon, self._channels = data['context'], data['horizon'], channels
         self._ends = {name: self._checked_ends(name, len(values), data['validation_share'])
                       for name, values in series.items()}
         names = tuple(f'{channel}+{step}' for step in range(1, self._horizon + 1) for channel in channels)
@@ -75,8 +76,14 @@ class SeriesWindows(ArrayData):
         """Returns, for each window, the divisor of the scaled error (Hyndman and Koehler 2006, section 3).
 
         The forecast that repeats the value of one season earlier has an absolute error at each step. The divisor is the
-        mean of these errors over the training steps of the series.
+        mean of these errors over the training steps of the series. The divisor of a channel that repeats exactly after
+        each season is 0. Logs the number of such series.
         """
+        constant = sum(not self._seasonal_error(name).all() for name in self._series)
+        if constant:
+            log_once(f'{self._where}: the training steps of {constant} of {len(self._series)} series repeat exactly '
+                     f'after config.data.season={self._season} steps. The mean absolute scaled error does not include '
+                     'them' + ' (only the channels that repeat)' * (len(self._channels) > 1))
         return np.concatenate([np.tile(self._seasonal_error(name), (len(self._windows(name, split)), 1))
                                for name in self._series])
 
@@ -88,9 +95,10 @@ class SeriesWindows(ArrayData):
         """
         for name in self._series:
             if not self._seasonal_error(name).all():
+                remove = ', or remove the series' if len(self._series) > 1 else ''
                 raise UserError(f'{self._named(name)} repeats exactly after config.data.season={self._season} steps, '
                                 'so config.eval.metric=mean_absolute_scaled_error is not defined. Use '
-                                '--config.eval.metric=absolute_error')
+                                f'--config.eval.metric=absolute_error{remove}')
 
     def _seasonal_error(self, name: str) -> Float[np.ndarray, ' channels']:
         """Returns the mean absolute error of the forecast that repeats the last season, over the training steps."""

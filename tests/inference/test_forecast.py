@@ -113,6 +113,10 @@ def test_scores_are_means_over_windows_steps_and_channels():
     assert scores['root_mean_squared_error'] == pytest.approx(np.sqrt(np.mean((forecasts - targets) ** 2)))
     assert scores['mean_absolute_error'] == pytest.approx(np.abs(forecasts - targets).mean())
     assert 'mean_absolute_scaled_error' not in forecast_scores(forecasts, targets, 0 * scale)
+    scale[1] = 0  # a constant series
+    scores = forecast_scores(forecasts, targets, scale)
+    assert scores['mean_absolute_scaled_error'] == pytest.approx(
+        forecast_scores(forecasts[[0, 2]], targets[[0, 2]], scale[[0, 2]])['mean_absolute_scaled_error'])
 
 
 def test_results_have_the_baselines_and_each_step(model, data):

@@ -12,6 +12,7 @@ from input_pipeline.array_files import read_inputs
 from input_pipeline.batches import Part
 from input_pipeline.data import SeriesData
 from input_pipeline.forecasting import SeriesWindows, co2, open_series
+from runtime import once
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import options
 
@@ -57,6 +58,16 @@ def test_errors_are_scaled_by_the_seasonal_naive_errors_of_the_training_steps():
                 for values, held_out in ((series['a'], 4), (series['b'], 6))]
     np.testing.assert_allclose(data.naive_errors('test')[:, 0], np.repeat(expected, [3, 5]))
     assert len(data.inputs('test')) == 8
+
+
+def test_series_whose_scaled_error_is_not_defined_are_counted(caplog):
+    caplog.set_level('INFO')
+    once.log_once.cache_clear()
+    data = windows({'a': RAMP, 'b': np.ones((40, 1)), 'c': np.ones((40, 1))})
+    assert data.naive_errors('test')[:, 0].tolist() == [3] * 3 + [0] * 6
+    assert caplog.text.count('data: the training steps of 2 of 3 series repeat exactly after config.data.season=3') == 1
+    with pytest.raises(UserError, match="series 'b' repeats .* Use --config.eval.metric=absolute_error, or remove the"):
+        data.check_scaled_error()
 
 
 def test_batches_contain_the_targets_for_teacher_forcing():
