@@ -132,7 +132,7 @@ def write_report(directory: Path, runs: Sequence[RunRecord], split: str, metric:
         f'# {directory.resolve().name}\n\nThe table shows the scores of decode.py on the whole {split} split, '
         'with the best checkpoint of each run. The best values are bold. ± is the standard deviation over seeds. The '
         'learning curves are from evaluations during training. These evaluations may use another search and fewer '
-        'sentences, so the order of the runs may differ. The title of each picture describes the measurement.\n\n'
+        'examples, so the order of the runs may differ. The title of each picture describes the measurement.\n\n'
         f'{notes}{table.markdown()}\n![Learning curves](curves.png)\n\n'
         '![The metric as a function of the varied options](varied.png)\n')
     log.info('wrote %s, report.csv, curves.png and varied.png', directory / 'report.md')

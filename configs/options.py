@@ -280,7 +280,8 @@ OPTIONS = (
            'and `decode.py` use the average; 0: none', Between(0, 0.9999)),  # above, float32 loses small changes
 
     Option('train.steps', 100_000, 'number of steps of the whole training', SOME, resume=''),
-    Option('train.label_smoothing', 0.1, 'label smoothing over classes or tokens', FRACTION, CLASSES),
+    Option('train.label_smoothing', 0.1, 'label smoothing over classes or tokens; `validation_loss` includes '
+           'it, the loss of decode.py does not', FRACTION, CLASSES),
     Option('train.r_drop', 0.0, 'weight of the divergence between two passes with different dropout (R-Drop); 0: one '
            'pass', Between(0, 1000), CLASSES),
     Option('train.simcut', 0.0, 'weight of the divergence from a second pass with some tokens removed (SimCut), such '

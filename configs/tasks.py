@@ -16,7 +16,7 @@ SEARCHED: Mapping[str, Callable[..., Any]] = {
 }
 # Every metric of an evaluation or a score, in the order of the tables.
 METRICS: Mapping[str, Callable[..., Any]] = {
-    **SEARCHED, 'accuracy': max, 'perplexity': min, 'loss': min,
+    **SEARCHED, 'accuracy': max, 'balanced_accuracy': max, 'top_5_accuracy': max, 'perplexity': min, 'loss': min,
     'bits_per_character': min, 'bits_per_byte': min, 'r_squared': max, 'mean_absolute_error': min,
     'root_mean_squared_error': min, 'mean_absolute_scaled_error': min, 'absolute_error': min,
 }
@@ -65,7 +65,8 @@ TASKS: Mapping[str, Task] = {
         longest='data.context'),
     'classification': Task(
         'assigns images or time series to classes', data='classes', objective='cross_entropy', answerer='predictor',
-        models=('patches',), metrics=('accuracy', 'loss', 'perplexity'), builtin=('digits', 'dynamics')),
+        models=('patches',), metrics=('accuracy', 'loss', 'perplexity'),
+        scores=('balanced_accuracy', 'top_5_accuracy'), builtin=('digits', 'dynamics')),
     'regression': Task(
         'predicts values from images or time series', data='values', objective='squared_error', answerer='predictor',
         models=('patches',), metrics=('loss', 'absolute_error'),

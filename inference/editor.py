@@ -72,7 +72,7 @@ def _check(edit: Edit, numbers: Any, name: str, sizes: Sizes) -> None:
     if edit.edit == 'freeze' and not name.endswith('/weights'):
         raise UserError(f'{where}: only attention weights can be frozen. Use a place that ends in /weights')
     if edit.edit == 'mean' and pairs:
-        raise UserError(f'{where}: attention weights cannot be averaged over sentences of different lengths. '
+        raise UserError(f'{where}: attention weights cannot be averaged over inputs of different lengths. '
                         'Use "freeze"')
     if numbers is None:
         return
@@ -110,7 +110,7 @@ def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence
     if any(position < 0 for position in positions or ()):
         raise UserError(f'{where}: positions={list(positions or ())} must be at least 0')
     if positions is not None and not {'position', 'query'} & {*sizes}:
-        raise UserError(f'{where}: the value at this place belongs to the whole text. Remove "positions"')
+        raise UserError(f'{where}: the value at this place belongs to the whole input. Remove "positions"')
     length = sizes.get('position', sizes.get('query'))
     if length is not None and max(positions or (), default=0) >= length:
         raise UserError(f'{where}: positions={list(positions or ())}: this place has only {length} positions. Use '

@@ -101,11 +101,12 @@ class Forecaster(Predictor):
         by_step = {step + 1: {name: forecast_scores(steps[:, step:step + 1], targets[:, step:step + 1], scale)
                               for name, steps in systems.items()} for step in range(self.horizon)}
         header = tuple(f'{kind}_{name}' for kind in ('target', 'value') for name in self.form.targets)
-        rows = [value_cells(target) + value_cells(forecast) for target, forecast in zip(
-            targets.reshape(len(targets), -1), forecasts.reshape(len(targets), -1), strict=True)]
+        rows = [(*value_cells(target), *value_cells(forecast), name) for target, forecast, name in zip(
+            targets.reshape(len(targets), -1), forecasts.reshape(len(targets), -1), data.arrays.names(split),
+            strict=True)]
         model = scores.pop('model')
         return {'n': len(targets), 'horizon': self.horizon, 'season': self.season, **model, 'baselines': scores,
-                'by_step': by_step}, [header, *rows]
+                'by_step': by_step}, [(*header, 'name'), *rows]
 
     def _forecasts(self, data: SeriesData, split: str, batch_size: int) -> tuple[Steps, Prediction]:
         """Returns the forecasts for the windows of a split, and the first forecast as a Prediction."""
@@ -130,12 +131,13 @@ def forecast_scores(forecasts: Steps, targets: Steps, scale: Float[np.ndarray, '
                     ) -> dict[str, float]:
     """Returns the errors of forecasts, as means over all windows, steps and channels.
 
-    The scaled error is the absolute error divided by `scale` (`SeriesWindows.naive_errors`), so it has no unit. If a
-    scale is 0, the result has no scaled error. The root mean squared error and the absolute error are in the unit of
-    the series.
+    The scaled error is the absolute error divided by `scale` (`SeriesWindows.naive_errors`), so it has no unit. It does
+    not include windows and channels whose scale is 0. If all scales are 0, the result has no scaled error. The root
+    mean squared error and the absolute error are in the unit of the series.
     """
     error = np.abs(forecasts.astype(np.float64) - targets)
     scores = {'root_mean_squared_error': float(np.mean(error ** 2) ** 0.5), 'mean_absolute_error': float(error.mean())}
-    if scale.all():
-        scores['mean_absolute_scaled_error'] = float(np.mean(error / scale[:, None]))
+    if scale.any():
+        scaled = np.divide(error, scale[:, None], where=(scale > 0)[:, None], out=np.full_like(error, np.nan))
+        scores['mean_absolute_scaled_error'] = float(np.nanmean(scaled))
     return scores

@@ -33,7 +33,7 @@ from runtime.resources import Stopwatch
 
 log = logging.getLogger('allyouneed.decode')
 
-SAMPLES = 3  # number of sample texts in the results of `score`
+SAMPLES = 3  # number of sample texts in the results of `score` with method='sample'
 COMPARED = 1_000_000  # number of characters of a split that `score` compares with their decoded tokens
 
 
@@ -172,7 +172,8 @@ class Generator(SearchModel):
         speed = stopwatch.speed(float(sums.tokens))
         if not np.isfinite(sums.loss):
             raise not_finite('the split has no scores', self.name, self.params)
-        samples = [output.text for output in self.generate([self.opening(config.data)] * SAMPLES, options)]
+        count = SAMPLES if options.method == 'sample' else 1  # the other methods always find the same text
+        samples = [output.text for output in self.generate([self.opening(config.data)] * count, options)]
         scores = text_scores(-float(sums.others['nll']), int(sums.tokens), plan.characters, plan.bytes)
         results = sums.means() | {
             'perplexity': scores['perplexity'], 'n': int(sums.tokens),

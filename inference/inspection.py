@@ -292,8 +292,8 @@ def _check_size(rows: Sequence[_Row], names: Sequence[str], shapes: Mapping[str,
     """Raises UserError if the requested values together are larger than `most_gb`. `shapes` is from `_shapes`."""
     gigabytes = sum(_gigabytes(row, names, shapes) for row in rows)
     if not gigabytes <= most_gb:
-        raise UserError(f'the values at {len(names)} places for {len(rows)} texts have {gigabytes:.2g} GB, more than '
-                        f'most_gb={most_gb:g}. Read fewer places or texts at a time, or increase most_gb')
+        raise UserError(f'the values at {len(names)} places for {len(rows)} inputs have {gigabytes:.2g} GB, more than '
+                        f'most_gb={most_gb:g}. Read fewer places or inputs at a time, or increase most_gb')
 
 
 def _gigabytes(row: _Row, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> float:

@@ -123,17 +123,18 @@ class Predictor:
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
         """Returns the scores of a split, and a table with the prediction for each example."""
         targets, predictions = data.arrays.targets(split), self.predict_raw(
-            data.arrays.prepared(split, self.form), options.batch_size)
+            data.arrays.prepared(split, self.form), options.batch_size, data.arrays.names(split))
         outputs = predictions.outputs
         if self.classes is None:
             targets = targets.reshape(outputs.shape)
             header = tuple(f'{kind}_{name}' for kind in ('target', 'value') for name in self.form.targets)
-            rows = [(*value_cells(target), *prediction.cells)
+            rows = [(*value_cells(target), *prediction.cells, prediction.name)
                     for target, prediction in zip(targets, predictions, strict=True)]
-            return regression_scores(outputs, targets, self.form.targets), [header, *rows]
-        rows = [(self.named_target(target), *prediction.cells)
+            return regression_scores(outputs, targets, self.form.targets), [(*header, 'name'), *rows]
+        rows = [(self.named_target(target), *prediction.cells, prediction.name)
                 for target, prediction in zip(targets, predictions, strict=True)]
-        return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]
+        return classification_scores(outputs, targets, self.classes), [
+            ('target', 'class', 'probability', 'name'), *rows]
 
     def named_target(self, target: Num[np.ndarray, '*values'] | np.integer) -> str:
         """Returns a target of the data as text: the name of the class, or the values."""

@@ -237,7 +237,11 @@ def change_warning(changed: int, count: int, unit: str) -> str:
 
 def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targets: Int[np.ndarray, ' examples'],
                           classes: Sequence[str]) -> dict[str, Any]:
-    """Returns accuracy, mean cross-entropy in nats, the most confused pairs of classes, and the confusion matrix.
+    """Returns accuracies, mean cross-entropy in nats, the most confused pairs of classes, and the confusion matrix.
+
+    'balanced_accuracy' is the mean recall of the classes that have examples. With more than five classes,
+    'top_5_accuracy' is the share of examples whose class is one of the five most probable classes. Of classes with the
+    same probability, the first one has the better rank, as in argmax.
 
     The matrix is sparse: {true class: {predicted class: number of examples}}, without zeros. 'most_confused' has
     the pairs of different classes with the most examples, at most MOST_CONFUSED pairs.
@@ -249,8 +253,14 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
         matrix.setdefault(classes[int(true)], {})[classes[int(answer)]] = int(count)
     wrong = sorted(((count, true, answer) for true, row in matrix.items() for answer, count in row.items()
                     if answer != true), key=lambda pair: -pair[0])
-    return {'n': len(targets), 'accuracy': float(np.mean(predicted == targets)),
-            'loss': float(-np.mean(log_probs[np.arange(len(targets)), targets])),
+    correct, of_targets = predicted == targets, log_probs[np.arange(len(targets)), targets][:, None]
+    accuracies = {'accuracy': float(np.mean(correct)), 'balanced_accuracy': float(np.mean(
+        [correct[targets == target].mean() for target in np.unique(targets)]))}
+    if len(classes) > 5:
+        equal_before = (log_probs == of_targets) & (np.arange(len(classes)) < targets[:, None])
+        rank = np.sum((log_probs > of_targets) | equal_before, axis=1)
+        accuracies['top_5_accuracy'] = float(np.mean(rank < 5))
+    return {'n': len(targets), **accuracies, 'loss': float(-np.mean(of_targets)),
             'most_confused': [f'{true} as {answer}: {count} of {sum(matrix[true].values())}'
                               for count, true, answer in wrong[:MOST_CONFUSED]],
             'classes': list(classes), 'confusion_matrix': matrix}

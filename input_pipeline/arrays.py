@@ -85,6 +85,10 @@ class ArrayData:
         """Returns the raw targets: classes int32 [n], or values float64 [n, values]."""
         return self._split(split).targets
 
+    def names(self, split: str) -> Sequence[str]:
+        """Returns the name of each example [n]: its place in the files, or its index."""
+        return self._split(split).names
+
     def groups(self, split: str) -> np.ndarray | None:
         """Returns the name of the group of each example [n]; None if the data has no groups."""
         return self._split(split).groups

@@ -25,10 +25,11 @@ class Examples(NamedTuple):
       groups: the name of the group of each example [n]. All examples of a group are in the same split.
       channels: the names of the channels; () if they have no names.
       values: the names of the target values; () if they have no names.
-      places: the place of each example in the files, for messages; () if messages contain only the index.
+      places: the place of each example in the files, such as a file name; () if only the index is known.
       resized: whether images were scaled to one size.
       keys: a hash of each image before it was scaled; () for other examples.
       padded: whether series have different lengths. If so, shorter series end with steps of NaN.
+      rows: the index of each example in the file; None if the split has all examples of the file.
     """
     inputs: np.ndarray
     targets: np.ndarray
@@ -40,6 +41,12 @@ class Examples(NamedTuple):
     resized: bool = False
     keys: Sequence[int] = ()
     padded: bool = False
+    rows: np.ndarray | None = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The place of each example, or its index in the file if the places are unknown."""
+        return self.places or list(map(str, range(len(self.inputs)) if self.rows is None else self.rows))
 
     def named(self, index: int | np.integer) -> str:
         """Returns the name of an example in messages."""
@@ -53,7 +60,8 @@ class Examples(NamedTuple):
         indices = np.arange(len(self.inputs))[members]
         return self._replace(inputs=self.inputs[members], targets=self.targets[members], where=where,
                              groups=None if self.groups is None else self.groups[members],
-                             places=tuple(self.places[index] for index in indices) if self.places else (), keys=())
+                             places=tuple(self.places[index] for index in indices) if self.places else (), keys=(),
+                             rows=indices)
 
 
 def warn_of_classes(targets: Int[np.ndarray, ' examples'], classes: list[str], where: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from input_pipeline.arrays import ArrayData
 from input_pipeline.examples import Examples
@@ -22,6 +23,7 @@ from input_pipeline.series_tables import read_histories
 from input_pipeline.splits import SPLITS
 from runtime.errors import UserError
 from runtime.files import expanded
+from runtime.once import log_once
 
 Series = Mapping[str, Float[np.ndarray, 'time channels']]
 
@@ -46,7 +48,7 @@ class SeriesWindows(ArrayData):
           UserError: if a series is too short.
         """
         self._series, self._where, self._season = series, where, data['season']
-        self._context, self._horizon = data['context'], data['horizon']
+        self._context, self._horizon, self._channels = data['context'], data['horizon'], channels
         self._ends = {name: self._checked_ends(name, len(values), data['validation_share'])
                       for name, values in series.items()}
         names = tuple(f'{channel}+{step}' for step in range(1, self._horizon + 1) for channel in channels)
@@ -64,12 +66,24 @@ class SeriesWindows(ArrayData):
         mean, std = mean_and_std(self.inputs('train'), f'{self._where} (train): inputs')
         return Preprocessing(mean, std, mean * self._horizon, std * self._horizon)
 
+    @override
+    def names(self, split: str) -> list[str]:
+        """Returns the name of the series and the index of the first target step of each window, as 'SERIES:STEP'."""
+        return [f'{name}:{step}' if name else str(step) for name in self._series
+                for step in self._first_steps(name, split)]
+
     def naive_errors(self, split: str) -> Float[np.ndarray, 'windows channels']:
         """Returns, for each window, the divisor of the scaled error (Hyndman and Koehler 2006, section 3).
 
         The forecast that repeats the value of one season earlier has an absolute error at each step. The divisor is the
-        mean of these errors over the training steps of the series.
+        mean of these errors over the training steps of the series. The divisor of a channel that repeats exactly after
+        each season is 0. Logs the number of such series.
         """
+        constant = sum(not self._seasonal_error(name).all() for name in self._series)
+        if constant:
+            log_once(f'{self._where}: the training steps of {constant} of {len(self._series)} series repeat exactly '
+                     f'after config.data.season={self._season} steps. The mean absolute scaled error does not include '
+                     'them' + ' (only the channels that repeat)' * (len(self._channels) > 1))
         return np.concatenate([np.tile(self._seasonal_error(name), (len(self._windows(name, split)), 1))
                                for name in self._series])
 
@@ -81,9 +95,10 @@ class SeriesWindows(ArrayData):
         """
         for name in self._series:
             if not self._seasonal_error(name).all():
+                remove = ', or remove the series' if len(self._series) > 1 else ''
                 raise UserError(f'{self._named(name)} repeats exactly after config.data.season={self._season} steps, '
                                 'so config.eval.metric=mean_absolute_scaled_error is not defined. Use '
-                                '--config.eval.metric=absolute_error')
+                                f'--config.eval.metric=absolute_error{remove}')
 
     def _seasonal_error(self, name: str) -> Float[np.ndarray, ' channels']:
         """Returns the mean absolute error of the forecast that repeats the last season, over the training steps."""
@@ -96,11 +111,16 @@ class SeriesWindows(ArrayData):
 
     def _windows(self, name: str, split: str) -> Float[np.ndarray, 'windows steps channels']:
         """Returns the windows of a series with all targets in the split `split`, in the order of time."""
-        length, index = self._context + self._horizon, SPLITS.index(split)
-        begin, end = (0, *self._ends[name])[index:index + 2]
-        first = begin - self._context if index else 0
-        views = np.lib.stride_tricks.sliding_window_view(self._series[name][first:end], length, axis=0)
+        steps = self._first_steps(name, split)
+        values = self._series[name][steps.start - self._context:steps.stop - 1 + self._horizon]
+        views = np.lib.stride_tricks.sliding_window_view(values, self._context + self._horizon, axis=0)
         return views.transpose(0, 2, 1)
+
+    def _first_steps(self, name: str, split: str) -> range:
+        """Returns the index of the first target step of each window of a series in `split`."""
+        index = SPLITS.index(split)
+        begin, end = (self._context, *self._ends[name])[index:index + 2]
+        return range(begin, end - self._horizon + 1)
 
     def _checked_ends(self, name: str, steps: int, share: float) -> tuple[int, int, int]:
         """Returns the end indices of the training, validation and test steps of a series.

@@ -63,7 +63,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     vocabularies are used. If the tables of learned positions differ, only the rows of the positions in both tables are
     used. The position of a patch of an image is its row and column. If the runs have different classes or different
     predicted values, the output layer (the head) is initialised randomly. The head of a forecaster does not depend on
-    the horizon, so it is initialised randomly only if the channels differ.
+    the horizon, so it is initialised randomly only if the number of channels differs.
 
     Args:
       config: the config of the new run.
@@ -159,12 +159,13 @@ def _outputs_differ(path: Path, parent_task: str, data: Data, task: str) -> bool
     """Returns True if the two runs have different outputs, for images and series.
 
     If so, logs the outputs of both runs, because the output layer of the other run cannot be used. The names of values
-    are compared only if both runs have names.
+    are compared only if both runs have names. The names of the channels of a forecast are not compared, because the
+    embedding of these channels is also used for other names.
     """
     before, now = InputFormat.of(read_sizes(path, parent_task)), InputFormat.of(data.sizes)
     (kind, old), (new_kind, new) = _outputs(before, parent_task), _outputs(now, task)
-    unnamed = kind == 'values' and not (before.target_names and now.target_names)
-    if kind == new_kind and (len(old) == len(new) if unnamed else old == new):
+    by_count = kind == 'channels' or kind == 'values' and not (before.target_names and now.target_names)
+    if kind == new_kind and (len(old) == len(new) if by_count else old == new):
         return False
     log.info('the head starts with random values, because the outputs differ: %s in %s, %s in this run',
              _described(kind, old), path, _described(new_kind, new))

@@ -130,7 +130,7 @@ def test_images_are_classified(tmp_path, cache):
     np.savez(tmp_path / 'images.npz', inputs=images)
     done = script('decode.py', f'--workdir={tmp_path / "run"}', f'--input={tmp_path / "images.npz"}')
     table = (tmp_path / 'run' / 'results' / 'test.tsv').read_text().splitlines()[1:4]
-    answers = [f'{index}\t{answer}' for index, answer in enumerate(row.partition('\t')[2] for row in table)]
+    answers = [f'{index}\t{answer}' for index, answer in enumerate('\t'.join(row.split('\t')[1:3]) for row in table)]
     assert done.stdout.decode().splitlines() == answers
     np.savez(tmp_path / 'none.npz', inputs=images[:0])
     np.savez(tmp_path / 'small.npz', inputs=images[:, :4])

@@ -69,7 +69,7 @@ const item = () => data.items[state.item];
 const opposite = side => side === 'queries' ? 'keys' : 'queries';
 const clamp = (value, most) => Math.max(0, Math.min(value, most));
 
-/* ---- the list of sentences ---- */
+/* ---- the list of examples ---- */
 
 function fillList() {
   $('list').append(...data.items.map((each, index) => {

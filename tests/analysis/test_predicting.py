@@ -147,7 +147,10 @@ def test_the_matrix_and_the_most_confused_classes_are_those_of_the_table_of_answ
     printed = json.loads(capsys.readouterr().out)
     assert printed == {name: value for name, value in results.items() if name not in ('classes', 'confusion_matrix')}
     with open(run.workdir / 'results' / 'test.tsv') as file:
-        rows = collections.Counter((row['target'], row['class']) for row in csv.DictReader(file, delimiter='\t'))
+        table = list(csv.DictReader(file, delimiter='\t'))
+    rows = collections.Counter((row['target'], row['class']) for row in table)
+    assert list(table[0]) == ['target', 'class', 'probability', 'name']
+    assert [row['name'] for row in table] == list(map(str, range(results['n'])))
     assert {(true, predicted): count for true, row in results['confusion_matrix'].items()
             for predicted, count in row.items()} == rows
     worst = max(count for (true, predicted), count in rows.items() if true != predicted)

@@ -278,6 +278,7 @@ def test_images_and_inputs_of_another_form_are_refused(runs):
     (('replace', 'encoder', np.zeros((17, 8))), r'have the shape \[17, 8\], but the place has \[16, 8\]'),
     (('zero', 'encoder', None, None, [1, 16]),
      r'at encoder: positions=\[1, 16\]: this place has only 16 positions. Use positions from 0 to 15'),
+    (('zero', 'pooled', None, None, [0]), 'the value at this place belongs to the whole input. Remove "positions"'),
     (('freeze', '*_0/*/weights', 'first', None, [16]), r'/weights: positions=\[16\]: this place has only 16 positions'),
     (('freeze', '*_0/*/weights', np.zeros((17, 1))), r'the shape \[17, 1\], but the place has \[2, 16, 16\]'),
     (('freeze', '*_0/*/weights', np.zeros((2, 1, 17))), r'the shape \[2, 1, 17\], but the place has \[2, 16, 16\]')])
@@ -348,7 +349,7 @@ def test_texts_outputs_and_arrays_of_an_edit_are_written_to_json(by, expected):
     (('freeze', f'{CROSS}/weights', [1.0]), r'have the shape \[1\], but the place has \[2, query, key\]'),
     (('freeze', 'decoder', 'uniform'), 'only attention weights can be frozen'),
     (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be an array of numbers, or one of uniform, first"),
-    (('mean', f'{CROSS}/weights', ['a', 'bc']), 'attention weights cannot be averaged over sentences'),
+    (('mean', f'{CROSS}/weights', ['a', 'bc']), 'attention weights cannot be averaged over inputs'),
     (('zero', f'{CROSS}/heads', None, [True]), r'heads=\[True\] must be a list of whole numbers'),
     (('zero', f'{CROSS}/heads', None, []), rf'at {CROSS}/heads: heads=\[\] selects nothing'),
     (('zero', 'decoder', None, None, []), r'positions=\[\] selects nothing'),

@@ -113,6 +113,10 @@ def test_scores_are_means_over_windows_steps_and_channels():
     assert scores['root_mean_squared_error'] == pytest.approx(np.sqrt(np.mean((forecasts - targets) ** 2)))
     assert scores['mean_absolute_error'] == pytest.approx(np.abs(forecasts - targets).mean())
     assert 'mean_absolute_scaled_error' not in forecast_scores(forecasts, targets, 0 * scale)
+    scale[1] = 0  # a constant series
+    scores = forecast_scores(forecasts, targets, scale)
+    assert scores['mean_absolute_scaled_error'] == pytest.approx(
+        forecast_scores(forecasts[[0, 2]], targets[[0, 2]], scale[[0, 2]])['mean_absolute_scaled_error'])
 
 
 def test_results_have_the_baselines_and_each_step(model, data):
@@ -120,6 +124,8 @@ def test_results_have_the_baselines_and_each_step(model, data):
     assert results['n'] == 5 == len(table) - 1 and results['horizon'] == 4
     assert list(results['by_step']) == [1, 2, 3, 4]
     assert table[1][:2] == tuple(f'{value:.10g}' for value in SERIES[32])
+    assert [row[-1] for row in table] == ['name', '32', '33', '34', '35', '36']
+    assert {len(row) for row in table} == {2 * 4 * 2 + 1}
     for system in 'naive', 'seasonal_naive', 'model':
         whole = results if system == 'model' else results['baselines'][system]
         by_step = [step[system]['mean_absolute_error'] for step in results['by_step'].values()]

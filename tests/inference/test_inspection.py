@@ -77,7 +77,7 @@ def test_places_are_listed_in_the_order_of_the_layers_with_sizes():
 
 @pytest.mark.parametrize('given, place, limit, message', [
     (['a'], 'decoder/layer_0', 1.0, "place 'decoder/layer_0': the model has no such place. Did you mean decoder/"),
-    ([('a', 'b')], '*', 1e-6, r'the values at 70 places for 1 texts have .* GB, more than most_gb=1e-06'),
+    ([('a', 'b')], '*', 1e-6, r'the values at 70 places for 1 inputs have .* GB, more than most_gb=1e-06'),
     ('a text', 'decoder', 1.0, 'the texts or outputs must be a list'),
     (['a', 1], 'decoder', 1.0, r"text 2 is '1': must be a source, a pair \(source, target\) or an output of the model"),
     ([('a', 'b', 'c')], 'decoder', 1.0, 'text 1 is .* must be a source'),

@@ -1,14 +1,18 @@
 """Predictor.predict: the inputs that it accepts, and the messages about all other inputs."""
 
 import dataclasses
+from unittest import mock
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from inference.options import SearchOptions
 from inference.predict import Predictor
 from inference.predictions import Prediction
+from input_pipeline.data import ExampleData
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from runtime.errors import UserError
@@ -78,6 +82,14 @@ def test_predicted_values_have_names_and_no_probabilities(predictor):
             getattr(predictions, name)
     with pytest.raises(UserError, match='predicts values'):
         prediction.label  # noqa: B018
+
+
+def test_results_of_a_split_have_the_names_of_the_examples(predictor):
+    arrays = mock.Mock(prepared=lambda split, form: SERIES, targets=lambda split: SERIES[:, 1],
+                       names=lambda split: ['a.csv:2', 'a.csv:6', 'a.csv:10'])
+    _, [header, *rows] = predictor.score(mock.Mock(ExampleData, arrays=arrays), 'test', ConfigDict(), SearchOptions())
+    assert header == ('target_0', 'target_1', 'value_0', 'value_1', 'name')
+    assert [row[-1] for row in rows] == ['a.csv:2', 'a.csv:6', 'a.csv:10'] and {*map(len, rows)} == {5}
 
 
 @pytest.mark.parametrize('count, batch_size, expected', [(3, 100_000, [4]), (3, 2, [2, 2]), (0, 64, [1])])

@@ -227,6 +227,13 @@ def test_unknown_characters_of_a_split_are_counted_in_its_results(letters, caplo
     assert 'unknown_tokens' not in results
 
 
+@pytest.mark.parametrize('method, count', [('greedy', 1), ('beam', 1), ('mbr', 1), ('sample', 3)])
+def test_samples_of_a_split_are_several_only_if_they_can_differ(letters, method, count):
+    options = dataclasses.replace(GREEDY, method=method, extra_length=2)
+    results, table = letters.score(Validation([[[BOS, 5, 6, 6]]]), 'test', base.get_config(), options)
+    assert len(results['samples']) == len(table) == count
+
+
 def test_the_batch_size_bounds_the_windows_of_a_batch_and_does_not_change_the_scores(letters, tmp_path, monkeypatch):
     config, shapes, evaluate = shakespeare_char.get_config(), [], generate.evaluate
     config.update_from_flattened_dict({'cache_dir': str(tmp_path / 'cache'), 'data.file': str(tmp_path / 'text.txt'),

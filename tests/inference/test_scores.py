@@ -306,6 +306,20 @@ def test_a_confusion_matrix_is_sparse_and_names_the_most_confused_classes():
     assert scores['accuracy'] == 0.5 and scores['loss'] == pytest.approx((3 * 0.1 + 3 * 20) / 6)
 
 
+@pytest.mark.parametrize('count', [5, 6, 12])
+def test_accuracies_of_a_classifier_are_those_of_sorted_classes(count):
+    rng = np.random.default_rng(count)
+    log_probs = np.log(rng.dirichlet(np.ones(count), 80)).round(1)  # some classes have the same probability
+    log_probs[:3] = -np.log(count)
+    targets = np.minimum(rng.geometric(0.3, 80), count - 1)  # class 0 has no examples
+    scores = classification_scores(log_probs, targets, list(map(str, range(count))))
+    order = np.argsort(-log_probs, axis=1, kind='stable')
+    assert scores['balanced_accuracy'] == pytest.approx(np.mean(
+        [np.sum((targets == one) & (order[:, 0] == one)) / np.sum(targets == one) for one in {*targets}]))
+    assert scores.get('top_5_accuracy') == (np.mean(np.any(order[:, :5] == targets[:, None], axis=1))
+                                            if count > 5 else None)
+
+
 def test_translations_of_an_edited_model_or_of_an_ensemble_are_not_compared(tmp_path):
     (tmp_path / 'results').mkdir()
     for name in 'a.edited', 'a.ensemble', 'a.ensemble.edited':

@@ -53,6 +53,8 @@ def test_idx_files(idx):
         assert inputs.dtype == np.uint8 and targets.dtype == np.int32
         np.testing.assert_array_equal(inputs[..., 0], arrays[name][0][part])
         np.testing.assert_array_equal(targets, arrays[name][1][part])
+        names = open_arrays(options(dir=str(folder), validation_share=0.25), labelled=True).names(split)
+        assert names == list(map(str, range(12)[part] if name == 'train' else range(4)))
 
 
 @pytest.mark.parametrize('recipe', [mnist_vit, fashion_mnist_vit])

@@ -12,6 +12,7 @@ from input_pipeline.array_files import read_inputs
 from input_pipeline.batches import Part
 from input_pipeline.data import SeriesData
 from input_pipeline.forecasting import SeriesWindows, co2, open_series
+from runtime import once
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import options
 
@@ -38,6 +39,7 @@ def test_splits_are_divided_by_time_and_no_step_is_a_target_in_two_splits():
         np.testing.assert_array_equal(targets[split], [[step, step + 1] for step in steps[:-1]])
         # The context is the six steps before the targets.
         np.testing.assert_array_equal(data.inputs(split)[:, :, 0], targets[split][:, :1] - np.arange(6, 0, -1))
+        assert data.names(split) == [str(step) for step in steps[:-1]]  # the first target step of each window
 
 
 def test_statistics_are_those_of_the_training_steps():
@@ -56,6 +58,16 @@ def test_errors_are_scaled_by_the_seasonal_naive_errors_of_the_training_steps():
                 for values, held_out in ((series['a'], 4), (series['b'], 6))]
     np.testing.assert_allclose(data.naive_errors('test')[:, 0], np.repeat(expected, [3, 5]))
     assert len(data.inputs('test')) == 8
+
+
+def test_series_whose_scaled_error_is_not_defined_are_counted(caplog):
+    caplog.set_level('INFO')
+    once.log_once.cache_clear()
+    data = windows({'a': RAMP, 'b': np.ones((40, 1)), 'c': np.ones((40, 1))})
+    assert data.naive_errors('test')[:, 0].tolist() == [3] * 3 + [0] * 6
+    assert caplog.text.count('data: the training steps of 2 of 3 series repeat exactly after config.data.season=3') == 1
+    with pytest.raises(UserError, match="series 'b' repeats .* Use --config.eval.metric=absolute_error, or remove the"):
+        data.check_scaled_error()
 
 
 def test_batches_contain_the_targets_for_teacher_forcing():
@@ -100,6 +112,7 @@ def test_a_table_may_have_several_series_and_channels(tmp_path):
     assert data.form.channels == ('up', 'down') and data.form.targets == ('up+1', 'down+1', 'up+2', 'down+2')
     assert data.inputs('test').shape == (3 + 4, 6, 2)
     np.testing.assert_array_equal(data.targets('test')[[0, 3]], [[36, -36, 37, -37], [145, -45, 146, -46]])
+    assert data.names('test') == ['a:36', 'a:37', 'a:38', 'b:45', 'b:46', 'b:47', 'b:48']
 
 
 def test_blank_lines_before_and_after_a_table_with_one_column_are_ignored(tmp_path):

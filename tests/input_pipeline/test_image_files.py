@@ -62,6 +62,8 @@ def test_class_folders_without_folders_of_splits_are_divided(tmp_path):
     data = open_arrays(options(dir=str(tmp_path)), labelled=True)
     assert data.classes == ['a', 'b'] and [len(data.targets(split)) for split in SPLITS] == [12, 6, 6]
     assert data.inputs('train').shape == (12, 5, 4, 1) and data.inputs('train').dtype == np.uint8
+    for name, target in zip(data.names('test'), data.targets('test'), strict=True):
+        assert (tmp_path / name).exists() and name[0] == 'ab'[target]
 
 
 @pytest.mark.parametrize('folders, message', [

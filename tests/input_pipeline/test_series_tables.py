@@ -19,6 +19,8 @@ def test_csv_files(tmp_path, suffix):
     inputs, targets = read(tmp_path)
     np.testing.assert_array_equal(inputs, [[[1.5, -2], [2.5, -3]], [[1000, 0], [4, 5]]])
     np.testing.assert_array_equal(targets, [1, 0])
+    assert open_arrays(options(dir=str(tmp_path)), labelled=True).names('test') == (
+        f'test.csv{suffix}:2', f'test.csv{suffix}:5')
     assert inputs.dtype == np.float64 and targets.dtype == np.int32
 
 

@@ -147,13 +147,13 @@ def test_a_regression_begins_from_a_classifier_with_a_fresh_head(three, cache, t
     assert inference.load(tmp_path / 'run').config.task == 'regression'
 
 
-def test_a_forecaster_keeps_its_head_with_another_horizon_but_not_with_other_channels(monkeypatch):
+def test_a_forecaster_keeps_its_head_with_another_horizon_or_other_names_but_not_with_more_channels(monkeypatch):
     def sizes(horizon, *channels):
         names = [f'{channel}+{step}' for step in range(1, horizon + 1) for channel in channels]
         return SIZES | {'outputs': len(names), 'classes': None, 'targets': names, 'inputs': {'channels': [*channels]}}
 
     monkeypatch.setattr(initial, 'read_sizes', lambda path, task: sizes(4, 'a', 'b'))
-    for data, differ in (sizes(8, 'a', 'b'), False), (sizes(4, 'a', 'c'), True):
+    for data, differ in (sizes(8, 'a', 'b'), False), (sizes(4, 'a', 'c'), False), (sizes(4, 'a', 'b', 'c'), True):
         assert initial._outputs_differ(Path('run'), 'forecasting', mock.Mock(Data, sizes=data), 'forecasting') == differ
 
 
