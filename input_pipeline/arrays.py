@@ -171,12 +171,16 @@ class ArrayData:
         examples = examples._replace(inputs=self.form.prepare(examples.inputs, f'{examples.where}: inputs'))
         # Without groups, a hash puts equal examples into the same split. But images may be equal only after scaling.
         if not self.parts.is_part(split) or self.parts.last or examples.groups is not None or examples.resized:
-            train = self._split('train')
-            inputs, known = recorded(examples.inputs), recorded(train.inputs)
-            if inputs.dtype != known.dtype:  # equal numbers have the same bytes only in the same dtype
-                inputs, known = examples.inputs.astype(np.float64), train.inputs.astype(np.float64)
-            warn_of_shared(examples, train, inputs, known)
+            self._warn_of_shared(examples)
         return examples
+
+    def _warn_of_shared(self, examples: Examples) -> None:
+        """Logs a warning if examples of a split are also in the training split."""
+        train = self._split('train')
+        inputs, known = recorded(examples.inputs), recorded(train.inputs)
+        if inputs.dtype != known.dtype:  # equal numbers have the same bytes only in the same dtype
+            inputs, known = examples.inputs.astype(np.float64), train.inputs.astype(np.float64)
+        warn_of_shared(examples, train, inputs, known)
 
     def _part(self, split: str) -> Examples:
         """Returns the examples of the training files that belong to `split`.
@@ -228,7 +232,8 @@ class ArrayData:
             examples = examples._replace(inputs=inputs)
         else:
             check_numbers(inputs, f'{where}: inputs', named=examples.named)
-        self._warn_of_many_channels(inputs, where)
+        if not examples.channels:  # the channels of an image have no names
+            self._warn_of_many_channels(inputs, where)
         if self._labelled:
             if targets.ndim == 2 and targets.shape[1] != 1:
                 raise UserError(f'{where}: the targets have the shape {targets.shape}, but an example has one class. '

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from input_pipeline.arrays import ArrayData
 from input_pipeline.examples import Examples
@@ -57,6 +58,10 @@ class SeriesWindows(ArrayData):
                             f'{where} ({split})', channels=tuple(channels), values=names)
 
         super().__init__(load, labelled=False)
+
+    @override
+    def _warn_of_shared(self, examples: Examples) -> None:
+        """Logs nothing. The windows of two splits have targets at different times, even if their values are equal."""
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
