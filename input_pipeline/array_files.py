@@ -26,7 +26,7 @@ from input_pipeline.image_files import (
 )
 from input_pipeline.input_format import InputFormat
 from input_pipeline.series_tables import read_csv, read_histories, read_unlabelled
-from input_pipeline.splits import Parts, check_only_form, naming_option, without_files
+from input_pipeline.splits import Parts, check_only_form, naming_option, warn_of_unread, without_files
 from input_pipeline.text_files import open_binary
 from runtime.errors import UserError, first_line
 from runtime.files import check_link, is_broken_link, plain_or_gz
@@ -85,6 +85,8 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
     # Held-out examples must not replace validation images without folders of classes. Reading these images is an error.
     # In contrast, data sets of competitions often have test images without classes, so test examples are held out.
     parts = without_files(names, has_images, validation_share)
+    if training != folder:  # otherwise, a folder val would be a class
+        warn_of_unread(folder, names, parts, [training.name.removeprefix(name)])
     if kind == IDX_IMAGES and parts.names:  # as in all earlier versions
         parts = Parts(('validation',), validation_share, last=True)
 

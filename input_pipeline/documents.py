@@ -14,7 +14,16 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from input_pipeline.sources import source_of
-from input_pipeline.splits import HeldOut, Parts, SplitFiles, check_only_form, naming_option, split_names, text_key
+from input_pipeline.splits import (
+    HeldOut,
+    Parts,
+    SplitFiles,
+    check_only_form,
+    naming_option,
+    split_names,
+    text_key,
+    warn_of_unread,
+)
 from input_pipeline.text_files import decode_text, divided, has_mark, read_lines, read_text
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
@@ -72,6 +81,7 @@ class FileDocuments(SplitFiles, Documents):
 
     def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
         super().__init__(folder, names, validation_share, ('.txt',))
+        warn_of_unread(folder, names, self.parts, [''])
         self._kind = kind
 
     @override
