@@ -287,7 +287,6 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
             raise UserError(f'{path} has no images. Use a folder with files such as {", ".join(SUFFIXES)}')
         names = [str(image.relative_to(file)) if file.is_dir() else path for image in paths]
         inputs = read_images(paths, form.shape[-1], form.shape[:2], form.resized)
-        where = path
     elif not os.path.isfile(file):
         raise UserError(f'{path} is not a file. Use a folder of images, an image, a .csv file of series, or an .npz '
                         'file with an array inputs [n, *space, channels]')
@@ -296,12 +295,11 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
             raise UserError(f'{path} is a table of series, but the model was not trained on tables. Use an .npz file'
                             f'{" or images" if images else ""}')
         names, inputs = _series_of_table(file, form)
-        where = path
     else:
         inputs, = _arrays(file, ('inputs',))
-        where = f'{path}: inputs'
-        names = list(map(str, range(len(inputs) if inputs.ndim else 0)))
-    return names, form.prepare(inputs, where)
+        return list(map(str, range(len(inputs) if inputs.ndim else 0))), form.prepare(inputs, f'{path}: inputs')
+    kind = 'image' if images else 'series'
+    return names, form.prepare(inputs, path, lambda index: f'{kind} {names[index]!r}' if names[index] else 'the series')
 
 
 def _series_of_table(path: Path, form: InputFormat) -> tuple[list[str], Any]:

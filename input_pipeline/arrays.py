@@ -79,7 +79,7 @@ class ArrayData:
         The formats differ if the files were saved again in another encoding after the training of the run.
         """
         examples = self._split(split)
-        return form.prepare(examples.inputs, f'{examples.where}: inputs')
+        return form.prepare(examples.inputs, f'{examples.where}: inputs', examples.named)
 
     def targets(self, split: str) -> Targets:
         """Returns the raw targets: classes int32 [n], or values float64 [n, values]."""
@@ -168,7 +168,8 @@ class ArrayData:
                 warn_of_classes(examples.targets, self.classes, examples.where)
             return examples
         self._require_like_training(examples)
-        examples = examples._replace(inputs=self.form.prepare(examples.inputs, f'{examples.where}: inputs'))
+        inputs = self.form.prepare(examples.inputs, f'{examples.where}: inputs', examples.named)
+        examples = examples._replace(inputs=inputs)
         # Without groups, a hash puts equal examples into the same split. But images may be equal only after scaling.
         if not self.parts.is_part(split) or self.parts.last or examples.groups is not None or examples.resized:
             self._warn_of_shared(examples)

@@ -132,8 +132,8 @@ def _read_series(path: Path, training: Path | None, channels: Sequence[str], val
     if extra := [name for name in header if is_channel(name) and name not in channels]:
         raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data. Remove the column')
     if doubtful := [name for name in channels if name.lower() in RESERVED_LIKE]:
-        warn_once(f'{path}:1: {", ".join(map(repr, doubtful))} will be read as channels. If a column contains the names '
-                  'of the series, name it series. If it contains the times of the rows, name it time. Remove the '
+        warn_once(f'{path}:1: {", ".join(map(repr, doubtful))} will be read as channels. If a column contains the '
+                  'names of the series, name it series. If it contains the times of the rows, name it time. Remove the '
                   'columns that are not channels')
     constant, series, previous = [*values, *(['group'] if 'group' in header else [])], {}, None
     for line, cells in table:
@@ -172,8 +172,8 @@ def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, lis
         for one, other in pairwise(rows):
             if one.time == other.time:
                 of = f' of series {name!r}' if name else ''
-                raise UserError(f'{path}:{other.line}: time {other.cells["time"]!r}{of} is also at line {one.line}. The '
-                                'times of a series must be unique'
+                raise UserError(f'{path}:{other.line}: time {other.cells["time"]!r}{of} is also at line {one.line}. '
+                                'The times of a series must be unique'
                                 + ('' if name else '. If a column contains the names of the series, name it series'))
     unsorted = sum([row.line for row in rows] != sorted(row.line for row in rows) for rows in ordered.values())
     if unsorted:
@@ -230,7 +230,8 @@ def _channels(series: dict[str, list[Row]], channels: Sequence[str], path: Path,
         for step, row in enumerate(rows):
             for channel, name in enumerate(channels):
                 if not (missing and row.cells[name].lower() in MISSING):
-                    array[index, step, channel] = _number(row.cells[name], f'{path}:{row.line}: {name}', hint, text_hint)
+                    array[index, step, channel] = _number(
+                        row.cells[name], f'{path}:{row.line}: {name}', hint, text_hint)
     return array
 
 

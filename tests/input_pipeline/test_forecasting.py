@@ -100,7 +100,7 @@ def test_blank_lines_before_and_after_a_table_with_one_column_are_ignored(tmp_pa
     assert data.targets('test')[-1].tolist() == [38, 39]
 
 
-def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
+def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path, logged):
     form = dataclasses.replace(windows().form, latest=True)
     (tmp_path / 'new.csv').write_text('series,x\n' + ''.join(f'a,{n}\n' for n in range(9)) + 'b,1\n' * 6)
     names, inputs = read_inputs(str(tmp_path / 'new.csv'), form)
@@ -110,6 +110,12 @@ def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
         form.prepare([np.ones((9, 1)), np.ones((5, 1))])
     with pytest.raises(UserError, match=r'example 0 contains nan\. .*\. Forecasting needs every value: fill the gaps$'):
         form.prepare(np.where(np.arange(9) == 5, np.nan, 1.0).reshape(1, 9, 1))
+    (tmp_path / 'new.csv').write_text('series,x\n' + ''.join(f'a,{n}\n' for n in range(9)) + 'b,999\n' * 6)
+    read_inputs(str(tmp_path / 'new.csv'), form)
+    assert "such as value 999 in channel 'x' of series 'b'. In training" in logged.text
+    (tmp_path / 'new.csv').write_text('series,x\n' + ''.join(f'a,{n}\n' for n in range(9)) + 'b,1\n' * 5)
+    with pytest.raises(UserError, match=r"new.csv: series 'b' has 5 steps, .* Add steps, or remove the series$"):
+        read_inputs(str(tmp_path / 'new.csv'), form)
     (tmp_path / 'new.csv').write_text('y\n1\n')
     with pytest.raises(UserError, match='the channels are y, but in the training data they are x'):
         read_inputs(str(tmp_path / 'new.csv'), form)
