@@ -47,7 +47,7 @@ from run_directory.fingerprints import changed_data, is_unchanged
 from run_directory.records import read_config
 from run_directory.trained import run_paths
 from runtime import STARTED
-from runtime.errors import UserError, prefixed
+from runtime.errors import prefixed
 from runtime.files import naming, open_output, write_text
 from runtime.resources import Stopwatch
 
@@ -359,8 +359,7 @@ def show_split(request: Request, run: Run, data: Any, split: str, options: Searc
 
 
 def as_text(results: dict[str, Any], indent: int | None = 2) -> str:
-    """Returns results as JSON, as printed and written to the file. Surrogates, which UTF-8 cannot encode, are escaped.
-    """
+    """Returns results as JSON. Surrogates, which UTF-8 cannot encode, are escaped."""
     text = json.dumps(results, indent=indent, ensure_ascii=False).translate(JSON_ESCAPES)
     return text.encode(errors='backslashreplace').decode()
 

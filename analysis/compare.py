@@ -22,7 +22,7 @@ from configs import base
 from configs.checks import check_config
 from configs.options import flatten
 from configs.sweeps import differing, run_names, short_names
-from configs.tasks import METRICS, goodness
+from configs.tasks import METRICS, TASKS, goodness
 from configs.versions import is_run, renamed, upgraded
 from run_directory.progress import judge_all
 from run_directory.records import (
@@ -136,7 +136,7 @@ class RunRecord:
 
     @property
     def speed(self) -> float | None:
-        """The median of the finite numbers of target tokens per second in training. None if there is no such value."""
+        """The median of the finite numbers of targets per second in training. None if there is no such value."""
         points = self.curves.get('tokens_per_second', [])
         # The first value includes compilation.
         speeds = [value for _, value in points[1:] or points if math.isfinite(value)]
@@ -326,7 +326,8 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
 
     Returns:
       A table with the columns: the varied options by their short names, metrics, 'seeds' if any setting has more than
-      one run, 'parameters', 'tokens/s' and, if any run is not finished, 'state'.
+      one run, 'parameters', 'tokens/s' and, if any run is not finished, 'state'. The speed of images and series is
+      'examples/s', and the speed of forecasts is 'windows/s'.
 
     Raises:
       UserError: if `runs` is empty, or `varied` has an unknown option.
@@ -334,7 +335,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
     check_not_empty(runs)
     settings = by_setting(runs)
     varied = varied_options(runs) if varied is None else list(varied)
-    short = short_names(runs[0].config)
+    short, speed = short_names(runs[0].config), f'{TASKS[runs[0].config["task"]].unit}/s'
     if unknown := [option for option in varied if option not in short]:
         raise UserError(f'varied={varied}: there is no option {unknown[0]!r}{option_like(unknown[0], short)}')
     rows = []
@@ -347,12 +348,12 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
         row['seeds'] = len(scored)
         row['parameters'] = next((results['parameters'] for results in scored if 'parameters' in results), None)
         if speeds := [run.speed for run in setting if run.speed is not None]:
-            row['tokens/s'] = round(statistics.fmean(speeds))
+            row[speed] = round(statistics.fmean(speeds))
         states = collections.Counter(run.state_on(split) for run in setting)
         row['state'] = ', '.join(f'{count} {state}' if len(states) > 1 else state for state, count in states.items())
         rows.append(row)
     columns = [*(short[option] for option in varied), *(name for name in METRICS if any(name in row for row in rows)),
-               *(['seeds'] if any(len(setting) > 1 for setting in settings) else []), 'parameters', 'tokens/s',
+               *(['seeds'] if any(len(setting) > 1 for setting in settings) else []), 'parameters', speed,
                *(['state'] if any(row['state'] != 'finished' for row in rows) else [])]
     return Table(columns, rows)
 

@@ -211,8 +211,9 @@ OPTIONS = (
            'not used for training; longer inputs are truncated', Between(1, 1_000_000), PAIRS),
     Option('data.file', '', 'one file for all splits: a text (instead of data.dir), or a table of series to forecast',
            FILE, {'task.data': ('documents', 'series'), 'data.source': ('files',)}, resume=SAME_DATA),
-    Option('data.documents', 'file', "the text of a document: a 'file', a 'line', or all lines up to a 'blank_line'",
-           OneOf(('file', 'line', 'blank_line')), DOCUMENTS | {'data.source': ('files',)}),
+    Option('data.documents', 'file', "the text of a document: a 'file', a 'line', all lines up to a 'blank_line', or "
+           "the text in a line of JSON ('jsonl')",
+           OneOf(('file', 'line', 'blank_line', 'jsonl')), DOCUMENTS | {'data.source': ('files',)}),
     Option('data.feature', 'text', 'name of the feature with the text', TEXT, DOCUMENTS | {'data.source': ('tfds',)}),
     Option('data.context', 256, 'number of tokens in a window; forecasting: number of steps on which a forecast is '
            'based', Between(2, 1_000_000), {'task.data': ('documents', 'series')}),

@@ -51,6 +51,11 @@ class Task(NamedTuple):
     builtin: tuple[str, ...] = ()
     longest: str = ''
 
+    @property
+    def unit(self) -> str:
+        """The targets that the speed of a training counts: 'tokens', 'examples', or 'windows' of series."""
+        return {'classes': 'examples', 'values': 'examples', 'series': 'windows'}.get(self.data, 'tokens')
+
 
 TASKS: Mapping[str, Task] = {
     'translation': Task(

@@ -42,7 +42,7 @@ def arriving_documents(lines: Arriving) -> Arriving:
                 ahead.append(line)
         return whole
 
-    return Arriving(divided(read(), 'blank_line'), ready)
+    return Arriving(divided(read(), 'blank_line', 'stdin'), ready)
 
 
 def input_lines(path: str) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Reads the input of decode.py: lines, documents, lines with two columns (SOURCE<tab>TARGET), or words to avoid."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from inference.arriving import Arriving, arriving_documents, input_lines
@@ -28,9 +27,10 @@ def input_texts(path: str, documents: str) -> Iterator[str]:
         return (read_text(name) for name in [path])  # the file is read when its text is requested
     lines = input_lines(path)
     if documents == 'blank_line':
-        return arriving_documents(lines) if isinstance(lines, Arriving) else divided(lines, documents)
+        return arriving_documents(lines) if isinstance(lines, Arriving) else divided(
+            lines, documents, _named(path))
     if documents == 'jsonl':
-        texts = (_json_text(line, f'{_named(path)}:{number}') for number, line in enumerate(lines, 1))
+        texts = divided(lines, documents, _named(path))
         return Arriving(texts, lines.ready) if isinstance(lines, Arriving) else texts
     return lines
 
@@ -79,18 +79,6 @@ def read_phrases(path: str) -> list[str]:
     if phrases := [line for line in read_lines(path) if line.strip()]:
         return phrases
     raise UserError(f'--avoid={path} contains no words. Write one word or phrase on each line')
-
-
-def _json_text(line: str, where: str) -> str:
-    """Returns the text of a line of JSON Lines: a string, or the entry 'text' of an object."""
-    try:
-        value = json.loads(line)
-        text = value['text'] if isinstance(value, dict) else value
-        text.encode()
-    except (ValueError, KeyError, AttributeError, RecursionError):
-        raise UserError(f'{where}: must be a JSON string or an object with a string "text", but is {line[:40]!r}'
-                        ) from None
-    return text
 
 
 def _named(path: str) -> str:

@@ -26,7 +26,7 @@ from input_pipeline.image_files import (
 )
 from input_pipeline.input_format import InputFormat
 from input_pipeline.series_tables import read_csv, read_histories, read_unlabelled
-from input_pipeline.splits import Parts, check_only_form, naming_option, without_files
+from input_pipeline.splits import Parts, check_only_form, naming_option, warn_of_unread, without_files
 from input_pipeline.text_files import open_binary
 from runtime.errors import UserError, first_line
 from runtime.files import check_link, is_broken_link, plain_or_gz
@@ -86,6 +86,8 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
     # an error.
     # In contrast, data sets of competitions often have test images without classes, so test examples are held out.
     parts = without_files(names, has_images, validation_share)
+    if training != folder:  # otherwise, a folder val would be a class
+        warn_of_unread(folder, names, parts, [training.name.removeprefix(name)])
     if kind == IDX_IMAGES and parts.names:  # as in all earlier versions
         parts = Parts(('validation',), validation_share, last=True)
 
@@ -286,7 +288,6 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
             raise UserError(f'{path} has no images. Use a folder with files such as {", ".join(SUFFIXES)}')
         names = [str(image.relative_to(file)) if file.is_dir() else path for image in paths]
         inputs = read_images(paths, form.shape[-1], form.shape[:2], form.resized)
-        where = path
     elif not os.path.isfile(file):
         raise UserError(f'{path} is not a file. Use a folder of images, an image, a .csv file of series, or an .npz '
                         'file with an array inputs [n, *space, channels]')
@@ -295,12 +296,11 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
             raise UserError(f'{path} is a table of series, but the model was not trained on tables. Use an .npz file'
                             f'{" or images" if images else ""}')
         names, inputs = _series_of_table(file, form)
-        where = path
     else:
         inputs, = _arrays(file, ('inputs',))
-        where = f'{path}: inputs'
-        names = list(map(str, range(len(inputs) if inputs.ndim else 0)))
-    return names, form.prepare(inputs, where)
+        return list(map(str, range(len(inputs) if inputs.ndim else 0))), form.prepare(inputs, f'{path}: inputs')
+    kind = 'image' if images else 'series'
+    return names, form.prepare(inputs, path, lambda index: f'{kind} {names[index]!r}' if names[index] else 'the series')
 
 
 def _series_of_table(path: Path, form: InputFormat) -> tuple[list[str], Any]:

@@ -79,7 +79,7 @@ class ArrayData:
         The formats differ if the files were saved again in another encoding after the training of the run.
         """
         examples = self._split(split)
-        return form.prepare(examples.inputs, f'{examples.where}: inputs')
+        return form.prepare(examples.inputs, f'{examples.where}: inputs', examples.named)
 
     def targets(self, split: str) -> Targets:
         """Returns the raw targets: classes int32 [n], or values float64 [n, values]."""
@@ -172,15 +172,20 @@ class ArrayData:
                 warn_of_classes(examples.targets, self.classes, examples.where)
             return examples
         self._require_like_training(examples)
-        examples = examples._replace(inputs=self.form.prepare(examples.inputs, f'{examples.where}: inputs'))
+        inputs = self.form.prepare(examples.inputs, f'{examples.where}: inputs', examples.named)
+        examples = examples._replace(inputs=inputs)
         # Without groups, a hash puts equal examples into the same split. But images may be equal only after scaling.
         if not self.parts.is_part(split) or self.parts.last or examples.groups is not None or examples.resized:
-            train = self._split('train')
-            inputs, known = recorded(examples.inputs), recorded(train.inputs)
-            if inputs.dtype != known.dtype:  # equal numbers have the same bytes only in the same dtype
-                inputs, known = examples.inputs.astype(np.float64), train.inputs.astype(np.float64)
-            warn_of_shared(examples, train, inputs, known)
+            self._warn_of_shared(examples)
         return examples
+
+    def _warn_of_shared(self, examples: Examples) -> None:
+        """Logs a warning if examples of a split are also in the training split."""
+        train = self._split('train')
+        inputs, known = recorded(examples.inputs), recorded(train.inputs)
+        if inputs.dtype != known.dtype:  # equal numbers have the same bytes only in the same dtype
+            inputs, known = examples.inputs.astype(np.float64), train.inputs.astype(np.float64)
+        warn_of_shared(examples, train, inputs, known)
 
     def _part(self, split: str) -> Examples:
         """Returns the examples of the training files that belong to `split`.
@@ -232,7 +237,8 @@ class ArrayData:
             examples = examples._replace(inputs=inputs)
         else:
             check_numbers(inputs, f'{where}: inputs', named=examples.named)
-        self._warn_of_many_channels(inputs, where)
+        if not examples.channels:  # the channels of an image have no names
+            self._warn_of_many_channels(inputs, where)
         if self._labelled:
             if targets.ndim == 2 and targets.shape[1] != 1:
                 raise UserError(f'{where}: the targets have the shape {targets.shape}, but an example has one class. '

@@ -14,11 +14,21 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from input_pipeline.sources import source_of
-from input_pipeline.splits import HeldOut, Parts, SplitFiles, check_only_form, naming_option, split_names, text_key
+from input_pipeline.splits import (
+    HeldOut,
+    Parts,
+    SplitFiles,
+    check_only_form,
+    naming_option,
+    split_names,
+    text_key,
+    warn_of_unread,
+)
 from input_pipeline.text_files import decode_text, divided, has_mark, read_lines, read_text
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
 from runtime.files import check_link, expanded, files_in, is_broken_link, plain_or_gz, sha256
+from runtime.once import warn_once
 
 log = logging.getLogger('allyouneed.data')
 
@@ -60,10 +70,10 @@ def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
 
 
 class FileDocuments(SplitFiles, Documents):
-    """Documents in the file DIR/SPLIT.txt, or in all files of the folder DIR/SPLIT and its subfolders.
+    """Documents in the file DIR/SPLIT.txt (or .jsonl), or in all files of the folder DIR/SPLIT and its subfolders.
 
     Symbolic links to files and folders are followed. `kind` is config.data.documents: a document is a whole file
-    ('file'), a line ('line'), or the text between two blank lines ('blank_line').
+    ('file'), a line ('line'), the text between two blank lines ('blank_line'), or the text in a line of JSON ('jsonl').
 
     If there are no validation files, the share `validation_share` of the distinct training documents is held out for
     validation. If there are no test files either, the same number of documents is held out for test (see
@@ -71,8 +81,9 @@ class FileDocuments(SplitFiles, Documents):
     """
 
     def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
-        super().__init__(folder, names, validation_share, ('.txt',))
-        self._kind = kind
+        self._kind, self._ending = kind, '.jsonl' if kind == 'jsonl' else '.txt'
+        super().__init__(folder, names, validation_share, (self._ending,))
+        warn_of_unread(folder, names, self.parts, [''])
 
     @override
     def has_files(self, split: str) -> bool:
@@ -80,7 +91,7 @@ class FileDocuments(SplitFiles, Documents):
 
         A file or a folder without text also counts, but causes an error when the documents are read.
         """
-        return any(_text_files(base) or os.path.isdir(base) for base in self._bases(split))
+        return any(_text_files(base, self._ending) or os.path.isdir(base) for base in self._bases(split))
 
     @override
     def documents(self, split: str) -> Iterator[str]:
@@ -100,7 +111,7 @@ class FileDocuments(SplitFiles, Documents):
             if self._kind == 'file':
                 yield read_text(path)
             else:
-                yield from divided(read_lines(path), self._kind)
+                yield from divided(read_lines(path), self._kind, str(path))
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
@@ -115,30 +126,40 @@ class FileDocuments(SplitFiles, Documents):
 
     @override
     def _files_of(self, base: Path, split: str) -> list[Path]:
-        files = _text_files(base)
+        files = _text_files(base, self._ending)
         for file in files:
             check_link(file)
         if files:
+            _warn_of_json(files[0], self._kind)
             return files
         name = self._name(base)
-        raise UserError(f'for the {split} split, {self._folder} must have {name}.txt, {name}.txt.gz or a folder {name} '
-                        f'of text files. See config.data.dir and {naming_option(split)}')
+        raise UserError(f'for the {split} split, {self._folder} must have {name}{self._ending}, '
+                        f'{name}{self._ending}.gz or a folder {name} of text files. See config.data.dir and '
+                        f'{naming_option(split)}')
 
 
-def _text_files(base: Path) -> list[Path]:
-    """Returns all files in the folder `base` and its subfolders (`files_in`), or else the file BASE.txt or BASE.txt.gz.
+def _text_files(base: Path, ending: str) -> list[Path]:
+    """Returns all files in the folder `base` and its subfolders (`files_in`), or else the file with the `ending`.
 
-    Broken symbolic links in the folder are included, so that they cause an error when the documents are read.
+    The ending is .txt or .jsonl. The file may be compressed (.gz). Broken symbolic links in the folder are included, so
+    that they cause an error when the documents are read.
 
     Raises:
-      UserError: if `base` or BASE.txt is a broken symbolic link, or there are files in the folder and BASE.txt.
+      UserError: if `base` or the file is a broken symbolic link, or there are files in the folder and the file.
     """
     check_link(base)
     files = sorted(path for path in files_in(base) if os.path.isfile(path) or is_broken_link(path))
-    plain = plain_or_gz(Path(f'{base}.txt'))
+    plain = plain_or_gz(Path(f'{base}{ending}'))
     if files:
         check_only_form(base, plain)
     return files or ([plain] if plain else [])
+
+
+def _warn_of_json(path: Path, kind: str) -> None:
+    """Logs a warning if a file of JSON Lines is read as plain text."""
+    if kind != 'jsonl' and path.name.removesuffix('.gz').endswith('.jsonl'):
+        warn_once(f'{path} is read as plain text, with the syntax of JSON. To read the texts in its lines, set '
+                  '--config.data.documents=jsonl')
 
 
 class OneFile(Documents):
@@ -153,6 +174,7 @@ class OneFile(Documents):
     def __init__(self, path: Path, kind: str, validation_share: float):
         if not os.path.isfile(path):
             raise UserError(f'config.data.file={str(path)!r} does not exist, or is not a file. Set it to a text file')
+        _warn_of_json(path, kind)
         self._path, self._kind, self._validation_share = path, kind, validation_share
         self.parts = Parts(('validation', 'test'), validation_share)  # held out by nanoGPT's rule, not by a hash
 
@@ -171,12 +193,15 @@ class OneFile(Documents):
             raise UserError(f'config.data.file={str(self._path)!r} is empty, or has only white space. Use a file with '
                             'text')
         border = int(len(text) * (1 - self._validation_share))
+        if self._kind == 'jsonl':
+            border = text.rfind('\n', 0, border) + 1  # half a line is not JSON
         part = text[:border] if split == 'train' else text[border:]
         if self._kind == 'file':
             yield part
         else:
             lines = (line.removesuffix('\n').removesuffix('\r') for line in io.StringIO(part, newline='\n'))
-            yield from divided(lines, self._kind)
+            yield from divided(lines, self._kind, str(self._path), 1 if split == 'train' else 1 + text.count(
+                '\n', 0, border))
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:

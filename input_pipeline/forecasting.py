@@ -60,6 +60,10 @@ class SeriesWindows(ArrayData):
 
         super().__init__(load, labelled=False)
 
+    @override
+    def _warn_of_shared(self, examples: Examples) -> None:
+        """Logs nothing. The windows of two splits have targets at different times, even if their values are equal."""
+
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
         """The standardisation of inputs and targets, with mean and standard deviation of the training contexts."""

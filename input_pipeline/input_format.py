@@ -94,8 +94,8 @@ class InputFormat:
                                    for name, value in inputs.items()}
         return cls(shape, preprocessing, None if classes is None else tuple(classes), tuple(names), **entries)
 
-    def prepare(self, inputs: Shaped[np.ndarray, '...'] | Sequence,
-                where: str = 'inputs') -> Num[np.ndarray, 'examples *space channels']:
+    def prepare(self, inputs: Shaped[np.ndarray, '...'] | Sequence, where: str = 'inputs',
+                named: Callable[[int], str] = EXAMPLE) -> Num[np.ndarray, 'examples *space channels']:
         """Returns raw inputs in the encoding of the training inputs.
 
         If the training images were bytes, images of bytes divided by 255 are converted to bytes, and vice versa. This
@@ -105,26 +105,28 @@ class InputFormat:
           inputs: the inputs [n, *shape], as an array or as nested lists. If the model was trained on series of
             different lengths or with missing values, the series may be shorter, and values may be NaN.
           where: the name of the inputs in messages.
+          named: a function that returns the name of an example in messages from its index.
 
         Raises:
           UserError: if the inputs have another shape or are not finite numbers. Also if images have another encoding,
             or are far outside the range of the training images.
         """
         if self.latest:
-            inputs = latest_steps(inputs, self.shape[0], where)
+            inputs = latest_steps(inputs, self.shape[0], where, named)
         if self.masked:
-            array = pad_series(inputs, self.shape, where)
-            check_series(array, where, self.missing)
+            array = pad_series(inputs, self.shape, where, named)
+            check_series(array, where, self.missing, named)
         else:
-            array = as_inputs(inputs, self.shape, where, FILL_GAPS if self.latest else USE_MEAN)
+            array = as_inputs(inputs, self.shape, where, FILL_GAPS if self.latest else USE_MEAN, named)
         if array.size and self.encoding != NUMBERS:
-            array = self._as_bytes(array, where)
+            array = self._as_bytes(array, where, named)
         self.preprocessing.check_inputs(array, where)
         if array.size and self.encoding == NUMBERS and self.low:
-            self._check_range(array, where)
+            self._check_range(array, where, named)
         return array
 
-    def _as_bytes(self, array: Num[np.ndarray, '*axes'], where: str) -> Num[np.ndarray, '*axes']:
+    def _as_bytes(self, array: Num[np.ndarray, '*axes'], where: str,
+                  named: Callable[[int], str]) -> Num[np.ndarray, '*axes']:
         """Converts images of bytes, or of bytes divided by 255, to the encoding and the dtype of the training images.
 
         Raises:
@@ -143,14 +145,14 @@ class InputFormat:
         if wrong.any():
             index = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
             value = array[index][wrong[index]][0]
-            raise UserError(f'{where}: value {value:g} of example {index} is neither a byte (0 to 255) nor a byte '
+            raise UserError(f'{where}: value {value:g} of {named(index)} is neither a byte (0 to 255) nor a byte '
                             f'divided by 255, but the model was trained on images of {MEANINGS[self.encoding]}. '
                             'Convert the images to uint8')
         if self.encoding == UNIT:
             return array if scale == 255 else (numbers / 255).astype(self.dtype)
         return numbers.astype(self.dtype)
 
-    def _check_range(self, array: Num[np.ndarray, '*axes'], where: str) -> None:
+    def _check_range(self, array: Num[np.ndarray, '*axes'], where: str, named: Callable[[int], str]) -> None:
         """Checks that inputs are near the range of the training inputs.
 
         An input may be outside of the range by at most the width of the range.
@@ -168,7 +170,7 @@ class InputFormat:
         examples = int(outside.reshape(len(array), -1).any(axis=1).sum())
         name = repr(self.channels[channel]) if self.channels else channel
         message = (f'{where}: {examples} of {len(array)} examples are far outside the range of the training data, such '
-                   f'as value {value:g} in channel {name} of example {example}. In training, this channel was '
+                   f'as value {value:g} in channel {name} of {named(int(example))}. In training, this channel was '
                    f'{low[channel]:g} to {high[channel]:g}')
         if len(self.shape) == 3:
             raise UserError(f'{message}. Use the scale of the training images, which have the type {self.dtype}')
@@ -236,8 +238,8 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
     return padded
 
 
-def latest_steps(inputs: Shaped[np.ndarray, '...'] | Sequence, steps: int,
-                 where: str) -> Shaped[np.ndarray, '...'] | Sequence:
+def latest_steps(inputs: Shaped[np.ndarray, '...'] | Sequence, steps: int, where: str,
+                 named: Callable[[int], str] = EXAMPLE) -> Shaped[np.ndarray, '...'] | Sequence:
     """Returns the last `steps` steps of each series [time, channels].
 
     Inputs with another number of axes are unchanged, so that `as_inputs` reports their shape.
@@ -250,8 +252,8 @@ def latest_steps(inputs: Shaped[np.ndarray, '...'] | Sequence, steps: int,
         return inputs
     for index, values in enumerate(series):
         if len(values) < steps:
-            raise UserError(f'{where}: example {index} has {len(values)} steps, but a forecast is based on the last '
-                            f'{steps} steps (config.data.context of the run). Add steps')
+            raise UserError(f'{where}: {named(index)} has {len(values)} steps, but a forecast is based on the last '
+                            f'{steps} steps (config.data.context of the run). Add steps, or remove the series')
     return [values[-steps:] for values in series]
 
 
@@ -292,8 +294,8 @@ def is_name(value: Any) -> bool:
         unicodedata.category(character) not in ('Cc', 'Cs', 'Zl', 'Zp') for character in value)
 
 
-def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
-              where: str, hint: str = USE_MEAN) -> Num[np.ndarray, 'examples *space channels']:
+def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...], where: str, hint: str = USE_MEAN,
+              named: Callable[[int], str] = EXAMPLE) -> Num[np.ndarray, 'examples *space channels']:
     """Returns `inputs` as an array of examples.
 
     Args:
@@ -301,6 +303,7 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
       shape: the shape of one example, [*space, channels], that the model reads.
       where: the name of the inputs in error messages.
       hint: the end of a message about missing values of series.
+      named: a function that returns the name of an example in messages from its index.
 
     Raises:
       UserError: if the examples have another shape, or contain values that are not finite numbers.
@@ -318,7 +321,7 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
             hint = f'. {what} need an axis of channels: inputs[..., None]'
         raise UserError(f'{where} have the shape {array.shape}, but the model reads [n, {", ".join(map(str, shape))}]'
                         f'{hint}')
-    check_numbers(array, where, hint)
+    check_numbers(array, where, hint, named)
     return array
 
 

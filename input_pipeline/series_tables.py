@@ -23,6 +23,8 @@ from runtime.once import log_once, warn_once
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 NOT_CHANNELS = ('series', 'time', 'group', 'target')  # every other column is a channel
+RESERVED_LIKE = ('date', 'datetime', 'ds', 'id', 'item_id', 'series_id', 'timestamp', 'unique_id')  # rarely channels
+NAME_SERIES = '. If the column contains the names of the series, name it series'
 MISSING = ('', 'na', 'nan', 'null')  # cells of missing values, in lower case
 REGULAR = 0.1  # a step of time is irregular if it differs from the median step by more than this share
 
@@ -129,6 +131,10 @@ def _read_series(path: Path, training: Path | None, channels: Sequence[str], val
         raise UserError(f'{path}:1: column {missing[0]!r} is missing. The columns are {", ".join(header)}')
     if extra := [name for name in header if is_channel(name) and name not in channels]:
         raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data. Remove the column')
+    if doubtful := [name for name in channels if name.lower() in RESERVED_LIKE]:
+        warn_once(f'{path}:1: {", ".join(map(repr, doubtful))} will be read as channels. If a column contains the '
+                  'names of the series, name it series. If it contains the times of the rows, name it time. Remove the '
+                  'columns that are not channels')
     constant, series, previous = [*values, *(['group'] if 'group' in header else [])], {}, None
     for line, cells in table:
         name = cells.get('series', '')
@@ -165,8 +171,10 @@ def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, lis
     for name, rows in ordered.items():
         for one, other in pairwise(rows):
             if one.time == other.time:
-                raise UserError(f'{path}:{other.line}: time {other.cells["time"]!r} of series {name!r} is also at line '
-                                f'{one.line}. The times of a series must be unique')
+                of = f' of series {name!r}' if name else ''
+                raise UserError(f'{path}:{other.line}: time {other.cells["time"]!r}{of} is also at line {one.line}. '
+                                'The times of a series must be unique'
+                                + ('' if name else '. If a column contains the names of the series, name it series'))
     unsorted = sum([row.line for row in rows] != sorted(row.line for row in rows) for rows in ordered.values())
     if unsorted:
         log_once(f'{path}: {unsorted} of {len(series)} series are not in the order of time. Their rows are sorted')
@@ -214,14 +222,16 @@ def _channels(series: dict[str, list[Row]], channels: Sequence[str], path: Path,
               hint: str = USE_MEAN) -> Float[np.ndarray, 'series time channels']:
     """Returns the channels. Shorter series end with NaN. If `missing` is True, empty cells are NaN, too.
 
-    `hint` is the end of the message about a missing value.
+    `hint` is the end of the message about a missing value. The name of a series is '' if no column has names.
     """
     array = np.full((len(series), max(map(len, series.values())), len(channels)), np.nan)
+    text_hint = NAME_SERIES if '' in series else ''
     for index, rows in enumerate(series.values()):
         for step, row in enumerate(rows):
             for channel, name in enumerate(channels):
                 if not (missing and row.cells[name].lower() in MISSING):
-                    array[index, step, channel] = _number(row.cells[name], f'{path}:{row.line}: {name}', hint)
+                    array[index, step, channel] = _number(
+                        row.cells[name], f'{path}:{row.line}: {name}', hint, text_hint)
     return array
 
 
@@ -336,14 +346,15 @@ def _has_zone(text: str) -> bool:
     return _is_date(text) and datetime.datetime.fromisoformat(text).tzinfo is not None
 
 
-def _number(text: str, where: str, hint: str = USE_MEAN) -> float:
+def _number(text: str, where: str, hint: str = USE_MEAN, text_hint: str = '') -> float:
+    """Returns the number in a cell. The hints end the messages about a missing value and about a text."""
     if not _is_number(text):
         if ',' in text:
             hint = '. Write 1234.5: with a decimal point, and without thousands separators'
         elif _is_date(text):
             hint = '. If the column contains the times of the rows, name it time'
         elif text.lower() not in MISSING:
-            hint = ''
+            hint = text_hint
         raise UserError(f'{where} is {text!r}, not a number{hint}')
     if not abs(float(text)) < FLOAT32_END:
         raise UserError(f'{where} is {text!r}, which exceeds 3.4e38, the maximum of float32. Use a larger unit')

@@ -15,9 +15,10 @@ from ml_collections import ConfigDict
 
 from runtime.errors import UserError, did_you_mean
 from runtime.files import named_files
-from runtime.once import log_once
+from runtime.once import log_once, warn_once
 
 SPLITS = ('train', 'validation', 'test')
+LIKE_VALIDATION = ('val', 'valid', 'dev', 'eval')  # names in the layouts of other libraries
 
 
 def sets_to_test(data: ConfigDict) -> list[str]:
@@ -122,6 +123,23 @@ def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], sh
     return Parts(('validation',) if has_test else ('validation', 'test'), share)
 
 
+def warn_of_unread(folder: Path, names: Mapping[str, str], parts: Parts, endings: Iterable[str]) -> None:
+    """Logs a warning if validation data is held out, although there is a file or folder of a similar name, like val.
+
+    Args:
+      folder: config.data.dir.
+      names: {split: name of the split on disk}.
+      parts: the splits without files.
+      endings: the possible ends of the names of the files; '' for a folder.
+    """
+    others = {name: folder / f'{name}{ending}' for ending in endings for name in LIKE_VALIDATION
+              if name not in names.values() and os.path.exists(folder / f'{name}{ending}')}
+    if 'validation' in parts.names and others:
+        name, path = next(iter(others.items()))
+        warn_once(f'{path} would not be read, because validation data is held out from the training data. If it is '
+                  f'the validation data, set --config.data.splits.validation={name}')
+
+
 def check_only_form(path: Path, other: Path | None) -> None:
     """Checks that a split has no second form, because the files of this form would not be read.
 
@@ -162,7 +180,9 @@ class SplitFiles(abc.ABC):
         if not os.path.isdir(folder):
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
         self._folder, self._names, self._endings = folder, names, endings
+        self._endings_of_files = [ending + gz for ending in endings for gz in ('', '.gz')]
         self.parts = without_files(names, self.has_files, validation_share)
+        warn_of_unread(folder, names, self.parts, self._endings_of_files)
 
     @abc.abstractmethod
     def has_files(self, split: str) -> bool:
@@ -191,8 +211,7 @@ class SplitFiles(abc.ABC):
 
     def _bases(self, split: str) -> list[Path]:
         """Returns the paths of a split without their endings."""
-        endings = [ending + gz for ending in self._endings for gz in ('', '.gz')]
-        return named_files(self._folder, self._names[split], endings)
+        return named_files(self._folder, self._names[split], self._endings_of_files)
 
 
 class HeldOut:

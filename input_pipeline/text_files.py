@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import itertools
+import json
 import os
 import stat
 import sys
@@ -47,14 +48,39 @@ def read_text(path: Path | str) -> str:
         raise
 
 
-def divided(lines: Iterable[str], kind: str) -> Iterator[str]:
-    """Divides lines of text into documents. `kind` is 'line' or 'blank_line', as in FileDocuments."""
+def divided(lines: Iterable[str], kind: str, name: str, first: int = 1) -> Iterator[str]:
+    """Divides lines of text into documents.
+
+    Args:
+      lines: the lines.
+      kind: 'line', 'blank_line' or 'jsonl', as in FileDocuments.
+      name: the name of the file in messages.
+      first: the number of the first line in messages.
+
+    Raises:
+      UserError: if `kind` is 'jsonl' and a line is not JSON with a text.
+    """
     if kind == 'line':
         yield from lines
+        return
+    if kind == 'jsonl':
+        yield from (_json_text(line, f'{name}:{number}') for number, line in enumerate(lines, first))
         return
     for blank, together in itertools.groupby(lines, lambda line: not line.strip()):
         if not blank:
             yield '\n'.join(together)
+
+
+def _json_text(line: str, where: str) -> str:
+    """Returns the text of a line of JSON Lines: a string, or the entry 'text' of an object."""
+    try:
+        value = json.loads(line)
+        text = value['text'] if isinstance(value, dict) else value
+        text.encode()
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        raise UserError(f'{where}: must be a JSON string or an object with a string "text", but is {line[:40]!r}'
+                        ) from None
+    return text
 
 
 @contextlib.contextmanager

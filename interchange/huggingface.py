@@ -199,8 +199,8 @@ def _family(model: ConfigDict) -> Any:
         return marian
     if model.kind == 'language_model':
         return llama if model.norm_function == 'rms_norm' else gpt2
-    raise UserError(f'config.model.kind={model.kind}: Hugging Face has no such model. The kind must be transformer or '
-                    'language_model')
+    raise UserError(f'config.model.kind={model.kind}: only transformer and language_model can be exported to this '
+                    'format. Use the format safetensors')
 
 
 def _config(options: dict[str, Any], recipe: ConfigDict | None) -> ConfigDict:

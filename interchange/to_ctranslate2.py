@@ -39,7 +39,8 @@ def refusals(config: ConfigDict) -> list[str]:
     """Returns a message for each option in `config` that CTranslate2 does not support."""
     model = config.model
     if model.kind not in ('transformer', 'language_model'):
-        return [f'model.kind={model.kind}: CTranslate2 supports only transformer and language_model']
+        return [f'model.kind={model.kind}: only transformer and language_model can be exported to this format. Use the '
+                'format safetensors']
     d_k, d_v = head_widths(model)
     possible = {
         **{f'model.{name}={model[name]}': model[name] in values for name, values in SUPPORTED.items()},

@@ -14,7 +14,7 @@ from analysis.compare import RunRecord, load_runs
 from command_line import run_script
 from configs import recipes
 from configs.options import flatten, is_used
-from configs.tasks import METRICS, goodness
+from configs.tasks import METRICS, TASKS, goodness
 from run_directory.records import CONFIG, EVALUATED, METRICS_FILE, damaged_metrics, no_run, tensorboard
 from runtime.errors import UserError, first_line
 from runtime.files import expanded, files_in
@@ -129,7 +129,7 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
 
 def progress_lines(run: RunRecord) -> Iterator[str]:
     """Yields three lines: the step and the speed, the last evaluation, and the best evaluation."""
-    speed = f', {run.speed:,.0f} tokens per second' if run.speed else ''
+    speed = f', {run.speed:,.0f} {TASKS[run.config["task"]].unit} per second' if run.speed else ''
     epochs = run.curves.get('epoch')
     yield (f'step {run.step:,} of {run.config["train.steps"]:,}' + (f', epoch {epochs[-1][1]:.1f}' if epochs else '')
            + speed)

@@ -28,6 +28,7 @@ from ml_collections import ConfigDict
 
 from configs.checks import config_problems, new_run_problems
 from configs.options import plain
+from configs.tasks import TASKS
 from inference.inspection import Answerer, list_places
 from inference.run import Run, check_places, load, make_answerer, tracked_places, trained_under_edits
 from inference.scores import Evaluation
@@ -374,7 +375,8 @@ def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metri
     rates = {'learning_rate': float(np.asarray(parts.schedule(step - 1)))} if with_rate else {}
     metrics.write(step, means | rates | {'tokens_per_second': speed, 'epoch': step / len(parts.plan),
                                          'skipped_steps': progress.skipped})
-    bar.set_postfix(loss=f'{means.get("train_loss", np.nan):.3f}', tokens_per_s=f'{speed:,.0f}')
+    bar.set_postfix({'loss': f'{means.get("train_loss", np.nan):.3f}',
+                     f'{TASKS[parts.config.task].unit}_per_s': f'{speed:,.0f}'})
 
 
 def evaluate_saved(parts: TrainingParts, step: int, state: TrainState, checkpoints: Checkpoints,

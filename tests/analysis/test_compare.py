@@ -1,6 +1,7 @@
 """Comparisons of runs, from run directories that the tests write, and the state that each run has."""
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
@@ -17,7 +18,7 @@ from configs import base, demo
 from configs.options import flatten
 from configs.sweeps import product, run_names, seeds
 from runtime.errors import UserError
-from tools.show_run import describe, described_data, nearest_recipe
+from tools.show_run import describe, described_data, nearest_recipe, progress_lines
 
 SHORT = {'train.steps': 100, 'optimizer.warmup': 30}
 CONFIG = flatten(demo.get_config()) | SHORT
@@ -372,6 +373,14 @@ def test_the_summary_of_show_run_fits_on_one_screen(tmp_path):
     # A source that it does not know by name has its files in a folder.
     assert described_data(CONFIG | {'data.source': 'tables', 'data.dir': 'corpus'}) == 'en -> fr, corpus'
     assert nearest_recipe(flatten(base.get_config()))[0].startswith('configs/wmt14_base')
+
+
+@pytest.mark.parametrize('task, unit', [('classification', 'examples'), ('forecasting', 'windows')])
+def test_the_speed_of_a_run_has_the_unit_of_the_task(tmp_path, task, unit):
+    write_run(tmp_path / 'run', {}, 20.0)
+    runs = [dataclasses.replace(run, config={**run.config, 'task': task}) for run in load_runs(tmp_path)]
+    assert f', 1,075 {unit} per second' in next(progress_lines(runs[0]))
+    assert results_table(runs).rows[0][f'{unit}/s'] == 1075 and f'{unit}/s' in results_table(runs).columns
 
 
 @pytest.mark.parametrize('values, speed', [('NaN', None), ('Infinity', None), ('NaN 5.0', 5.0)])

@@ -46,6 +46,23 @@ def test_file_of_a_split(tmp_path, kind, suffix):
     assert read('validation', dir=tmp_path, documents=kind, splits=splits) == CUT[kind]
 
 
+def test_lines_of_json_are_documents(tmp_path, logged):
+    lines = [json.dumps({'text': f'{n}\n'}) if n % 2 else json.dumps(f'{n}\n') for n in range(10)]
+    path, texts = tmp_path / 'train.jsonl', [f'{n}\n' for n in range(10)]
+    path.write_text('\n'.join(lines) + '\n')
+    assert read(dir=tmp_path, documents='jsonl', validation_share=0.0) == texts
+    # The border is the beginning of the line that contains the border of a text.
+    parts = [read(split, file=path, documents='jsonl', validation_share=0.35) for split in ('train', 'validation')]
+    assert parts == [texts[:6], texts[6:]]
+    assert not logged.text
+    assert '"text"' in ''.join(read(file=path))
+    assert f'{path} is read as plain text, with the syntax of JSON. To read the texts in' in logged.text
+    path.write_text('\n'.join(lines) + '\n7\n')
+    for options in {'file': path}, {'dir': tmp_path}:
+        with pytest.raises(UserError, match=r'train\.jsonl:11: must be a JSON string or an object with'):
+            read('validation', documents='jsonl', **options)
+
+
 @pytest.mark.parametrize('kind', CUT)
 def test_folder_of_a_split(tmp_path, kind):
     (tmp_path / 'train/b').mkdir(parents=True)

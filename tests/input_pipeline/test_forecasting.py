@@ -120,7 +120,7 @@ def test_blank_lines_before_and_after_a_table_with_one_column_are_ignored(tmp_pa
     assert data.targets('test')[-1].tolist() == [38, 39]
 
 
-def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
+def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path, logged):
     form = dataclasses.replace(windows().form, latest=True)
     (tmp_path / 'new.csv').write_text('series,x\n' + ''.join(f'a,{n}\n' for n in range(9)) + 'b,1\n' * 6)
     names, inputs = read_inputs(str(tmp_path / 'new.csv'), form)
@@ -130,9 +130,30 @@ def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
         form.prepare([np.ones((9, 1)), np.ones((5, 1))])
     with pytest.raises(UserError, match=r'example 0 contains nan\. .*\. Forecasting needs every value: fill the gaps$'):
         form.prepare(np.where(np.arange(9) == 5, np.nan, 1.0).reshape(1, 9, 1))
+    (tmp_path / 'new.csv').write_text('series,x\n' + ''.join(f'a,{n}\n' for n in range(9)) + 'b,999\n' * 6)
+    read_inputs(str(tmp_path / 'new.csv'), form)
+    assert "such as value 999 in channel 'x' of series 'b'. In training" in logged.text
+    (tmp_path / 'new.csv').write_text('series,x\n' + ''.join(f'a,{n}\n' for n in range(9)) + 'b,1\n' * 5)
+    with pytest.raises(UserError, match=r"new.csv: series 'b' has 5 steps, .* Add steps, or remove the series$"):
+        read_inputs(str(tmp_path / 'new.csv'), form)
     (tmp_path / 'new.csv').write_text('y\n1\n')
     with pytest.raises(UserError, match='the channels are y, but in the training data they are x'):
         read_inputs(str(tmp_path / 'new.csv'), form)
+
+
+def test_columns_named_like_ids_or_times_are_read_as_channels_with_a_warning(tmp_path, logged):
+    open_table(tmp_path, 'unique_id,ds,y\n' + ''.join(f'1,{n},{n % 7}\n' for n in range(40)))
+    assert "series.csv:1: 'unique_id', 'ds' will be read as channels. If a column" in logged.text
+    logged.clear()
+    open_table(tmp_path, 'series,time,ideas\n' + ''.join(f'a,{n},{n % 7}\n' for n in range(40)))
+    assert not logged.text
+
+
+def test_windows_are_neither_taken_for_images_nor_for_shared_examples(logged):
+    data = SeriesWindows({'': np.zeros((60, 8))}, [*'abcdefgh'], 'data', options(
+        context=8, horizon=2, season=3, validation_share=0.2))
+    assert data.inputs('train').shape[1:] == (8, 8) and not data.inputs('test').any()
+    assert not logged.text
 
 
 @pytest.mark.parametrize('table, changes, message', [
@@ -145,7 +166,9 @@ def test_inputs_of_a_forecast_are_the_last_steps_of_each_series(tmp_path):
     ('x\n1\n2\n\n\n4\n', {}, r"series.csv:4: x is '', not a number. Forecasting needs every value: fill the gaps"),
     ('time,x\n1,1\n2,nan\n', {}, r"csv:3: x is 'nan', not a number. Forecasting needs every value: fill the gaps"),
     ('time,x\n1,1\n2,\n', {}, r"series.csv:3: x is '', not a number. Forecasting needs every value"),
-    ('time,x\n1,1\n1,2\n', {}, r"series.csv:3: time '1' of series '' is also at line 2"),
+    ('time,x\n1,1\n1,2\n', {}, r"csv:3: time '1' is also at line 2.* contains the names of the series, name it series"),
+    ('item_id,x\nA,1\n', {}, "item_id is 'A', not a number. If the column contains the names of .*, name it series"),
+    ('series,x\na,B\n', {}, "x is 'B', not a number$"),
     ('x,target\n1,1\n', {}, "column 'target' is not used for forecasting. Remove the column. If it is a"),
     ('time\n1\n', {}, 'no column is a channel'),
 ])

@@ -191,7 +191,7 @@ def test_a_series_that_is_shorter_than_all_training_series_is_reported_as_shorte
     message = r'has values in only 1 of 2 steps\. Use series of 2 steps\. .*config\.data\.missing=mean'
     with pytest.raises(UserError, match=rf'test\.csv: inputs: example 1 \(test\.csv:4\) {message}'):
         data.inputs('test')
-    with pytest.raises(UserError, match=rf'test\.csv: example 1 {message}'):
+    with pytest.raises(UserError, match=rf"test\.csv: series 'b' {message}"):
         read_inputs(str(tmp_path / 'test.csv'), data.form)
 
 

@@ -282,6 +282,35 @@ def test_only_array_splits_without_files_are_held_out(tmp_path, files, counts):
         assert data.fingerprint('train')['files'][0][0] == 'train.npz'
 
 
+@pytest.mark.parametrize('training, other, warned', [
+    ('train.npz', 'val.npz', True), ('train.csv', 'valid.csv', True), ('train.csv', 'dev.npz', False),
+    ('train.npz', 'test.npz', False), ('train.en', 'eval.en', True), ('train.en', 'dev.pdf', False),
+    ('train.txt', 'dev.txt.gz', True), ('train.txt', 'val', True), ('train/a.txt', 'val', True),
+    ('train/a/1.png', 'val', True), ('train/a/1.png', 'value', False), ('a/1.png', 'val', False)])
+def test_validation_data_with_another_name_is_logged(tmp_path, logged, training, other, warned):
+    path, text = tmp_path / training, training.endswith('.txt')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    (tmp_path / 'train.fr').touch()
+    if '.' in other:
+        (tmp_path / other).touch()
+    else:
+        (tmp_path / other).mkdir()
+    renamed = other.partition('.')[0]
+    for name in ('validation', *[renamed] * warned):
+        logged.clear()
+        if training.endswith('.en'):
+            opened(tmp_path, splits={'validation': name})
+        elif text:
+            opened(tmp_path, open_documents, splits={'validation': name})
+        else:
+            open_arrays(options(dir=str(tmp_path), splits={'train': 'train', 'validation': name, 'test': 'test'}),
+                        labelled=True)
+        expected = [f'{tmp_path / other} would not be read, because validation data is held out from the training '
+                    f'data. If it is the validation data, set --config.data.splits.validation={renamed}']
+        assert [record.message for record in logged.records] == (expected if warned and name == 'validation' else [])
+
+
 def test_a_pair_with_an_empty_side_is_not_scored_with(tmp_path):
     """Wherever its hash would put it: it is for training, which leaves it out."""
     empty = [(f'empty {number}', '') for number in range(40)]

@@ -16,12 +16,15 @@ import tokenizers
 from configs import base
 from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer, tokenizers_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, CharTokenizer
+from interchange.huggingface import write_huggingface
+from interchange.safetensors_folder import write_safetensors
 from interchange.to_ctranslate2 import SUPPORTED, refusals, write_ctranslate2
 from interchange.tokenizer_files import unique_pieces
 from model.build import build_model
 from run_directory.trained import TrainedModel
 from runtime.errors import UserError
 from tests.interchange import originals
+from tests.random_run import random_run
 
 pytestmark = pytest.mark.interchange
 
@@ -164,3 +167,11 @@ def test_a_value_that_is_added_to_an_option_is_refused(option):
     config = base.get_config()
     config.model[option] = 'added'
     assert refusals(config) == [f'model.{option}=added']
+
+
+def test_a_kind_of_model_that_only_safetensors_can_express_is_refused(tmp_path):
+    trained = random_run('patches')._trained
+    for write in write_ctranslate2, write_huggingface:
+        with pytest.raises(UserError, match='kind=patches: only transformer and language_model .* format safetensors$'):
+            write(trained, tmp_path)
+    write_safetensors(trained, tmp_path)
