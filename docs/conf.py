@@ -50,8 +50,8 @@ default_role = 'py:obj'  # `name` in a docstring is a link if the name exists, a
 nitpicky = True
 # Type variables have no page.
 nitpick_ignore = [('py:class', name) for name in (
-    'input_pipeline.builds.Content', 'input_pipeline.sources.T', 'runtime.agreement.T', 'runtime.flags.Values',
-    'runtime.schema.Content')]
+    'input_pipeline.builds.Content', 'input_pipeline.sources.T', 'interchange.foreign_config.Config',
+    'runtime.agreement.T', 'runtime.flags.Values', 'runtime.schema.Content')]
 nitpick_ignore_regex = [('py:obj', rf'(?!({PACKAGES})(\.\w+)+$).*'), ('py:(class|exc|data)', rf'(?!({PACKAGES})\.).*')]
 
 
