@@ -64,11 +64,8 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
                         f'and {name}-{IDX_LABELS}, or {name}.npz, or {name}.csv, or folders of images '
                         f'{name}/CLASS/FILE.png')
     others = [path for paths in forms.values() for form, path in paths.items() if form != kind]
-    unread, training = next(iter(others), None), forms['train'][kind]
-    if unread and unread.is_dir():
-        raise UserError(f'the images in {unread} would not be read, because the data is read from {training}. Move or '
-                        f'rename {unread}')
-    check_only_form(training, unread)
+    training = forms['train'][kind]
+    check_only_form(training, next(iter(others), None))
     if image_size and kind != IMAGES:
         raise UserError(f'config.data.image_size={image_size} is only for folders of images, but {folder} has '
                         f'{training.name}. Set image_size=0')

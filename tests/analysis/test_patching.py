@@ -244,7 +244,7 @@ def test_language_models_and_recurrent_models_have_paths_too():
     ((Node(f'{CROSS}/heads', '01'), 'decoder'), 'senders: .*/heads: heads=01 must be a list of whole numbers'),
     (('encoder', Node('decoder', None, 3)), 'receivers: decoder: positions=3 must be a list of whole numbers'),
     (('encoder', Node('decoder', None, [True])), r'receivers: decoder: positions=\[True\] must be a list of whole'),
-    ((Node('encoder', None, np.array([1, 5])), 'decoder'), r'encoder: positions=\[1, 5\]: this place has only 3 positions'),
+    ((Node('encoder', None, np.array([1, 5])), 'decoder'), r'encoder: positions=\[1, 5\]: this place has only 3 pos'),
     (('encoder', 'decoder', ['nothing/*']), "place 'nothing/.': the model has no such place")])
 def test_impossible_paths_are_refused(arguments, message, run):
     with pytest.raises(UserError, match=message):

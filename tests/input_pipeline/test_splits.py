@@ -158,20 +158,13 @@ def test_a_broken_link_beside_the_file_that_is_read_is_no_error(tmp_path):
     (open_documents, ['train/README', 'train.txt'], 'train', 'train.txt'),
     (classes, ['train.npz', 'train.csv'], 'train.npz', 'train.csv'),
     (classes, ['train.csv', 'validation.npz'], 'train.csv', 'validation.npz'),
+    (classes, ['train.csv.gz', 'validation.csv', 'test/figures/x.png'], 'train.csv.gz', 'test'),
     (classes, ['a/x.png', 'b/x.png', 'test.csv'], '', 'test.csv')])
 def test_files_that_would_not_be_read_are_an_error(tmp_path, opener, files, read, unread):
     touch(tmp_path, *files)
     message = f'{tmp_path / unread} would not be read, because the data is read from {tmp_path / read}. '
     with pytest.raises(UserError, match=re.escape(message)):
         opened(tmp_path, opener).fingerprint('train')
-
-
-def test_images_that_would_not_be_read_are_an_error(tmp_path):
-    touch(tmp_path, 'train.csv.gz', 'validation.csv', 'test/figures/x.png')
-    message = (f'the images in {tmp_path}/test would not be read, because the data is read from {tmp_path}/train.csv.gz'
-               f'. Move or rename {tmp_path}/test')
-    with pytest.raises(UserError, match=re.escape(message)):
-        opened(tmp_path, classes)
 
 
 def test_figures_and_notes_beside_the_data_are_ignored(tmp_path):
